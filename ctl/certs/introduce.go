@@ -350,8 +350,9 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 	return nil
 }
 
-// Confirm judges a proposal again right before it is written: another operator may have written since, and of two writes
-// by semaphorectl the apiserver takes the later one. It fails with the obstacles, and if a share is another than before.
+// Confirm judges a proposal again right before it is written: another operator may have written since, and of two
+// writes by semaphorectl the apiserver takes the later one. It fails with the obstacles, and if a share is another than
+// before.
 func (o *Word) Confirm(ctx context.Context, w io.Writer, all []*Introduction) error {
 	var before []*known
 	for _, x := range all {

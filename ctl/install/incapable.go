@@ -17,8 +17,8 @@ import (
 // maxAsked are the agents that are asked at the same time why they are not ready, each askEvery.
 const maxAsked, askEvery = 4, 3 * time.Second
 
-// ready waits until the agents are ready. It ends at once when one reports that its node cannot have devices, which only
-// another installation fixes.
+// ready waits until the agents are ready. It ends at once when one reports that its node cannot have devices, which
+// only another installation fixes.
 func (i *installation) ready(ctx context.Context, w io.Writer, ref apply.Ref) error {
 	var asked time.Time
 	return i.ReadyUnless(ctx, ref, func() error {

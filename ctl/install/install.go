@@ -478,8 +478,8 @@ func prevented(err error) error {
 	return err
 }
 
-// install applies the objects, waits until the Deployments are ready, and removes what this installation lacks. It waits
-// for no agent: a node that is away must delay nothing else.
+// install applies the objects, waits until the Deployments are ready, and removes what this installation lacks. It
+// waits for no agent: a node that is away must delay nothing else.
 func (i *installation) install(ctx context.Context, w io.Writer) error {
 	i.began, i.counts = time.Now(), map[string]int{}
 	if err := i.applyAll(ctx, i.counts, isFirst); err != nil {
