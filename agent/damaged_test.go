@@ -202,6 +202,22 @@ func TestDamagedInputs(t *testing.T) {
 			must(t, cmd.Start())
 			return cmd
 		}
+		// end kills an agent. A process that it has just forked has its ports until it executes another program.
+		end := func(agent *exec.Cmd, wait func() error) {
+			must(t, agent.Process.Kill())
+			_ = wait()
+			eventually(t, "its ports are free", func() bool {
+				web, err := net.Listen("tcp", cfg.Listen.HTTP)
+				if err == nil {
+					web.Close()
+				}
+				probes, errProbes := net.ListenPacket("udp", cfg.Listen.Probe)
+				if errProbes == nil {
+					probes.Close()
+				}
+				return err == nil && errProbes == nil
+			})
+		}
 		first := start()
 		b.program(t, deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "192.0.2.2:51820", "10.2.1.0/24"),
 			deviceOf("c3", 51821, "10.3.0.0/16"))
@@ -210,8 +226,7 @@ func TestDamagedInputs(t *testing.T) {
 			return err == nil && strings.Contains(string(data), "192.0.2.2:51820") &&
 				strings.Contains(string(data), `"10.3.0.0/16"`)
 		})
-		must(t, first.Process.Kill())
-		_ = first.Wait()
+		end(first, first.Wait)
 		b.stop()
 		saved := filesOf(t, dir, cfg.WGKeyPath, filepath.Dir(cfg.Broker.TokenFile))
 		if boots(); sentTo(t, r) != 40 {
@@ -274,8 +289,7 @@ func TestDamagedInputs(t *testing.T) {
 				t.Errorf("%s: %d of 40 packets have left in the clear", d.name, leaked)
 			}
 			if !over {
-				must(t, agent.Process.Kill())
-				<-ended
+				end(agent, func() error { return <-ended })
 			}
 			starts++
 		}
