@@ -419,7 +419,8 @@ func withoutOwnNames(t *testing.T, admin kubernetes.Interface, ctl func(want int
 	api := admin.CoreV1().Nodes()
 	node := kubetest.Create(t, api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n7",
 		Labels: map[string]string{corev1.LabelOSStable: "linux"}},
-		Spec: corev1.NodeSpec{PodCIDR: "10.1.7.0/24", PodCIDRs: []string{"10.1.7.0/24"}}})
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.7.0/24", PodCIDRs: []string{"10.1.7.0/24"},
+			Taints: []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}}})
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.17"}}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
 	kubetest.UpdateStatus(t, api, node)

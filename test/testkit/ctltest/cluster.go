@@ -112,11 +112,9 @@ func nodeOfAgent(p *corev1.Pod) string {
 	return "none"
 }
 
-// isAway reports whether a node is known not to be ready.
+// isAway reports whether a node has the taint of a node that is not ready. It is there from the node's creation on.
 func isAway(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse
-	})
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady })
 }
 
 // Controllers are the controllers of Kubernetes that run what is installed, and remove what is deleted.
