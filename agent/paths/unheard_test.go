@@ -43,6 +43,15 @@ type network struct {
 	handshakes, keepalives, data int
 }
 
+// take returns how many messages of each kind were sent since the last call.
+func (n *network) take() (handshakes, keepalives, data int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	handshakes, keepalives, data = n.handshakes, n.keepalives, n.data
+	n.handshakes, n.keepalives, n.data = 0, 0, 0
+	return handshakes, keepalives, data
+}
+
 // socket is a port of the network.
 type socket struct {
 	*network
@@ -280,15 +289,16 @@ func TestKeepalives(t *testing.T) {
 						c.connect(i)
 					}
 					if look == int(lasts/SampleEvery) {
-						c.handshakes, c.keepalives, c.data = 0, 0, 0
+						c.take()
 					}
 					time.Sleep(SampleEvery)
 					c.look(true)
 				}
+				handshakes, keepalives, data := c.take()
 				for what, is := range map[string]struct {
 					n    int
 					want float64 // for 100 nodes
-				}{"handshakes": {c.handshakes, 0.8}, "keepalives": {c.keepalives, 4.65}, "data": {c.data, 6.15}} {
+				}{"handshakes": {handshakes, 0.8}, "keepalives": {keepalives, 4.65}, "data": {data, 6.15}} {
 					a := float64(is.n) / lasts.Seconds()
 					t.Logf("%s: %.2f a second", what, a)
 					if want := is.want * float64(nodes) / 100; a < 0.9*want || a > 1.1*want {
