@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -212,43 +213,52 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 // not more often.
 func TestChangesRetryAWaitingKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var attempts []time.Time
-		var took time.Duration
+		var takes atomic.Int64
+		made := func() []time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(attempts)
+		}
 		l := New("test", func(context.Context, string) error {
+			mu.Lock()
 			attempts = append(attempts, time.Now())
-			time.Sleep(took)
+			mu.Unlock()
+			time.Sleep(time.Duration(takes.Load()))
 			return errors.New("refused")
 		}, Options{Log: quiet})
 		testkit.Run(t, l.Run)
 		l.Enqueue("bad")
 		time.Sleep(5 * time.Minute) // each wait is 15 s and more
 		synctest.Wait()
-		before := len(attempts)
+		before := len(made())
 		begin := time.Now()
 		for range 1000 {
 			l.News("bad")
 			time.Sleep(10 * time.Millisecond)
 		}
 		synctest.Wait()
-		if n := len(attempts) - before; n < 9 || n > 11 {
+		if n := len(made()) - before; n < 9 || n > 11 {
 			t.Errorf("%d attempts in ten seconds in which it changes all the time, want one each second", n)
 		}
-		if d := attempts[before].Sub(begin); d > newsAfter {
+		if d := made()[before].Sub(begin); d > newsAfter {
 			t.Errorf("the first after %s", d)
 		}
 
 		// An attempt that a change finds under way may have begun with the old state.
-		took = 5 * time.Second
+		const took = 5 * time.Second
+		takes.Store(int64(took))
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		for n := len(attempts); len(attempts) == n; synctest.Wait() {
+		for n := len(made()); len(made()) == n; synctest.Wait() {
 			time.Sleep(time.Second)
 		}
 		l.News("bad")
-		under := len(attempts)
+		under := len(made())
 		time.Sleep(took + newsAfter)
 		synctest.Wait()
-		if n := len(attempts) - under; n != 1 {
+		if n := len(made()) - under; n != 1 {
 			t.Errorf("%d attempts within a second after one in which it changed, want 1", n)
 		}
 	})
