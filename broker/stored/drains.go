@@ -48,7 +48,6 @@ type Drains struct {
 	changed   func(choice.Drains)
 	options   apply.Options
 	loop      *reconcile.Loop[string]
-	store     apply.Store[*corev1.ConfigMap]
 	belief    *writes.Belief[*corev1.ConfigMap]
 	now       func() time.Time
 	// known is closed when the drains are known.
@@ -134,6 +133,7 @@ func (d *Drains) Findings() []finding.Finding {
 // Run watches the ConfigMap until ctx ends, and returns ctx's error.
 func (d *Drains) Run(ctx context.Context) error {
 	// RBAC allows listing this ConfigMap alone
+	var store apply.Store[*corev1.ConfigMap]
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, DrainsName).String()
 	return apply.Watch[*corev1.ConfigMap]{
 		Kind: writes.Drains, Example: &corev1.ConfigMap{},
@@ -148,7 +148,7 @@ func (d *Drains) Run(ctx context.Context) error {
 			d.failed = err
 			d.mu.Unlock()
 		},
-	}.Run(ctx, d.options.Informers(), &d.store, func(ctx context.Context) error {
+	}.Run(ctx, d.options.Informers(), &store, func(ctx context.Context) error {
 		d.publish()
 		close(d.known)
 		d.loop.Enqueue(DrainsName)

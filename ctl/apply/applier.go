@@ -293,12 +293,9 @@ func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) strin
 		if why := Stuck(&all[i]); why != "" {
 			return why
 		}
-		if node := all[i].Spec.NodeName; node != "" && !ready(all[i].Status.Conditions) && looked < maxNodes {
+		if node := all[i].Spec.NodeName; node != "" && !fleet.IsReady(&all[i]) && looked < maxNodes {
 			looked++
-			if n, err := fleet.Get[corev1.Node](ctx, a.Cluster.Objects, fleet.NodesGVR, "", node); err == nil && n != nil &&
-				!slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-					return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-				}) {
+			if a.isAway(ctx, node) {
 				return fmt.Sprintf("node %s of pod %s is not ready: bring it back, or delete the Node and then the pod with "+
 					"--force", node, all[i].Name)
 			}
@@ -310,9 +307,11 @@ func (a *Applier) pods(ctx context.Context, of *unstructured.Unstructured) strin
 // maxNodes bounds the nodes that are read for one explanation.
 const maxNodes = 4
 
-func ready(conditions []corev1.PodCondition) bool {
-	return slices.ContainsFunc(conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+// isAway reports whether a node exists and is not ready.
+func (a *Applier) isAway(ctx context.Context, node string) bool {
+	n, err := fleet.Get[corev1.Node](ctx, a.Cluster.Objects, fleet.NodesGVR, "", node)
+	return err == nil && n != nil && !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }
 

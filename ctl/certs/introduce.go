@@ -335,12 +335,8 @@ func fingerprints(bundle []byte) string {
 // Propose prints the new parts of clusters' shares of each other. If there are obstacles it prints these instead, and
 // fails.
 func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) error {
-	found, err := o.Judge(ctx, all)
-	if err != nil {
+	if err := o.refuse(ctx, w, all); err != nil {
 		return err
-	}
-	if len(found) > 0 {
-		return show.Report(w, found, "table")
 	}
 	for _, x := range all {
 		if x.differs() {
@@ -348,6 +344,15 @@ func (o *Word) Propose(ctx context.Context, w io.Writer, all []*Introduction) er
 		}
 	}
 	return nil
+}
+
+// refuse judges a proposal. If there are obstacles it prints them, and fails.
+func (o *Word) refuse(ctx context.Context, w io.Writer, all []*Introduction) error {
+	found, err := o.Judge(ctx, all)
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return show.Report(w, found, "table")
 }
 
 // Confirm judges a proposal again right before it is written: another operator may have written since, and of two
@@ -358,12 +363,8 @@ func (o *Word) Confirm(ctx context.Context, w io.Writer, all []*Introduction) er
 	for _, x := range all {
 		before = append(before, x.before)
 	}
-	found, err := o.Judge(ctx, all)
-	if err != nil {
+	if err := o.refuse(ctx, w, all); err != nil {
 		return err
-	}
-	if len(found) > 0 {
-		return show.Report(w, found, "table")
 	}
 	for i, x := range all {
 		if !reflect.DeepEqual(before[i], x.before) {

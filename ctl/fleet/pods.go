@@ -32,6 +32,13 @@ type Pod struct {
 	Image, Config string
 }
 
+// IsReady reports whether a pod has the condition Ready.
+func IsReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
 // Pods returns the running pods of a part, of one node if node names one: the leader first, if EndpointSlices name it,
 // then those that are ready. It fails if none runs.
 func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {

@@ -152,9 +152,7 @@ func (c *verified) awaitPods(ctx context.Context, namespace string, within time.
 }
 
 func isReady(p *corev1.Pod) bool {
-	return len(p.Status.PodIPs) > 0 && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	return len(p.Status.PodIPs) > 0 && fleet.IsReady(p)
 }
 
 // ask makes a pod ask. An error means that the pod could not be made to.

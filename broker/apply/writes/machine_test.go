@@ -270,17 +270,19 @@ func TestADeletionIsAskedForOnce(t *testing.T) {
 	}
 }
 
+// keepsItsIP is a kind whose objects are created again with the ClusterIP that they had.
+var keepsItsIP = Kind[*corev1.Service]{Name: Service,
+	Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+	Equal: func(_, _ *corev1.Service) bool { return true },
+	Recreate: func(gone, want *corev1.Service) *corev1.Service {
+		out := want.DeepCopy()
+		out.Spec.ClusterIP = gone.Spec.ClusterIP
+		return out
+	}}
+
 // TestRecreate: an object that another writer deleted is created from what it was, and charged to no remote; one that
 // the broker deleted itself, or that was never there, is created as it is desired.
 func TestRecreate(t *testing.T) {
-	kind := Kind[*corev1.Service]{Name: Service,
-		Merge: func(_, want *corev1.Service) *corev1.Service { return want },
-		Equal: func(_, _ *corev1.Service) bool { return true },
-		Recreate: func(gone, want *corev1.Service) *corev1.Service {
-			out := want.DeepCopy()
-			out.Spec.ClusterIP = gone.Spec.ClusterIP
-			return out
-		}}
 	remote := config.Remote{Name: "c2"}
 	remote.Limits.KibibytesPerSecond = 1
 	for _, c := range []struct {
@@ -298,7 +300,7 @@ func TestRecreate(t *testing.T) {
 		{"by nobody", func(*Machine[*corev1.Service], *corev1.Service) {}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := New(kind, NewBudgets([]config.Remote{remote}))
+			m := New(keepsItsIP, NewBudgets([]config.Remote{remote}))
 			stood := ours("echo", "7")
 			stood.Spec.ClusterIP = "10.96.0.9"
 			m.contests.agree("echo", "7")
@@ -311,7 +313,7 @@ func TestRecreate(t *testing.T) {
 		})
 	}
 	// A thousand deletions exhaust no budget.
-	m, now := New(kind, NewBudgets([]config.Remote{remote})), paceStart
+	m, now := New(keepsItsIP, NewBudgets([]config.Remote{remote})), paceStart
 	m.contests.agree("echo", "7")
 	for i := range 1000 {
 		m.Informed("echo", ours("echo", "7"), true)
@@ -334,14 +336,7 @@ func TestRecreate(t *testing.T) {
 // TestDeletedBeforeTheResponse: another writer deletes what the broker has just created, and the watch reports both
 // before the apiserver's response arrives: the object is created again at once, from what it was.
 func TestDeletedBeforeTheResponse(t *testing.T) {
-	m := New(Kind[*corev1.Service]{Name: Service,
-		Merge: func(_, want *corev1.Service) *corev1.Service { return want },
-		Equal: func(_, _ *corev1.Service) bool { return true },
-		Recreate: func(gone, want *corev1.Service) *corev1.Service {
-			out := want.DeepCopy()
-			out.Spec.ClusterIP = gone.Spec.ClusterIP
-			return out
-		}}, nil)
+	m := New(keepsItsIP, nil)
 	answer := Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")}
 	step := m.Decide(paceStart, m.Begin(paceStart, "echo"), answer)
 	created := ours("echo", "7")

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/bounds"
@@ -44,20 +43,13 @@ func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) 
 // remote whose port must stay. Without a right to the ConfigMap it reads nothing: Save cannot write either. It fails
 // only if ctx ends.
 func (b *Bounds) Load(ctx context.Context) error {
-	for {
-		object, err := b.config.Get(ctx)
-		switch {
-		case err == nil && object != nil:
-			b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
-			return nil
-		case err == nil, apierrors.IsForbidden(err):
-			return nil
-		}
+	object, _, err := earlier(ctx, b.config, func(err error) {
 		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
-		if err := kube.Sleep(ctx, again); err != nil {
-			return err
-		}
+	})
+	if object != nil {
+		b.before = bounds.ReadRemotes([]byte(object.Data[bounds.RemotesFile]))
 	}
+	return err
 }
 
 // Problems returns why agents do not get the remotes, or not all as they are, a line each.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
@@ -32,27 +33,39 @@ func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Log
 // Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it
 // returns none. It leaves out an object that cannot be read. It fails only if ctx ends.
 func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
-	for {
-		object, err := s.config.Get(ctx)
-		if err == nil {
-			objects, problem := remotes.Objects{}, ""
-			if object != nil && object.Data[remotes.StoredKey] != "" {
-				if objects, err = remotes.ReadObjects(object.Data[remotes.StoredKey]); err != nil {
-					problem = fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", object.Name,
-						remotes.StoredKey, err)
-				} else {
-					s.config.Holds(object.Data[remotes.StoredKey])
-				}
-			}
-			s.problem.Set(problem)
-			return objects, nil
-		}
+	object, known, err := earlier(ctx, s.config, func(err error) {
 		s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: %v", err))
+	})
+	objects, problem := remotes.Objects{}, ""
+	if err != nil || !known {
+		return objects, err
+	}
+	if object != nil && object.Data[remotes.StoredKey] != "" {
+		if objects, err = remotes.ReadObjects(object.Data[remotes.StoredKey]); err != nil {
+			problem = fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", object.Name,
+				remotes.StoredKey, err)
+		} else {
+			s.config.Holds(object.Data[remotes.StoredKey])
+		}
+	}
+	s.problem.Set(problem)
+	return objects, nil
+}
+
+// earlier reads what an earlier process kept; nil for nothing. It calls failed after each attempt that fails, and tries
+// again until the apiserver answers; known is false without a right to read it. It fails only if ctx ends.
+func earlier(ctx context.Context, kept *leader.Kept, failed func(error)) (object *corev1.ConfigMap, known bool,
+	err error) {
+	for {
+		if object, err = kept.Get(ctx); err == nil {
+			return object, true, nil
+		}
+		failed(err)
 		if apierrors.IsForbidden(err) {
-			return remotes.Objects{}, nil
+			return nil, false, nil
 		}
 		if err := kube.Sleep(ctx, again); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
 }
