@@ -64,7 +64,7 @@ type server struct {
 
 func startServer(t *testing.T) *server {
 	t.Helper()
-	cfg := kubetest.Start(t)
+	cfg := kubetest.StartWith(t, "10.96.0.0/16,fd00:96::/112")
 	return &server{admin: cfg, kubeconfig: kubetest.Kubeconfig(t, cfg), refused: &refusals{}}
 }
 

@@ -315,6 +315,19 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	spec := func(change func(*corev1.ServiceSpec)) func(*corev1.Service) {
 		return func(s *corev1.Service) { change(&s.Spec) }
 	}
+	// The mirror gets an address of the other family too: the one that is named, or one of the apiserver's choice.
+	second := func(ips []string, change ...func(*corev1.Service)) func() error {
+		return update("c2-shop-73736d-echo", func(s *corev1.Service) {
+			s.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyPreferDualStack)
+			s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+			s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, ips...)
+			for _, c := range change {
+				c(s)
+			}
+		})
+	}
+	// The apiserver records no fields of an update that resets them.
+	untracked := func(s *corev1.Service) { s.ManagedFields = []metav1.ManagedFieldsEntry{{}} }
 	const (
 		kind       = "of type ClusterIP only"
 		labelled   = "writes Services with the label app.kubernetes.io/managed-by=semaphore-broker only"
@@ -488,6 +501,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a set of semaphore-policy", take("c2-shop-theirs"), nil},
 		{"a mirror that comes back with its address",
 			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })), nil},
+		{"a mirror gets an address of the other family", second(nil), nil},
+		{"it gets one that the apiserver may assign", second([]string{"fd00:96::809"}), nil},
 		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", with(with(ownPool, "ipipMode", "Never"), "vxlanMode",
 			"Never")), nil},
 		{"a reservation", reservation("semaphore-tunnel-addresses-f", "10.1.3.4/32", "fd00:1::4/128"), nil},
@@ -552,6 +567,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}, says{"may not change the status"}},
 		{"an address that people choose",
 			create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0.53" })), says{chooses}},
+		{"an address of the other family that people choose", second([]string{"fd00:96::53"}), says{chooses}},
+		{"such an address, and nothing that says who chose it", second([]string{"fd00:96::53"}, untracked), says{chooses}},
 		{"an address that people choose, by the list", create(spec(func(s *corev1.ServiceSpec) {
 			s.ClusterIP, s.ClusterIPs = "10.96.0.53", []string{"10.96.0.53"}
 		})), says{chooses}},
@@ -714,7 +731,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		attempts = append(attempts, s.unlabelled(t, dynamicStolen, c.kind, c.ns, c.object)...)
 	}
 	subnets := subnetsOf(t, admin, ns)
-	subnets.Data["staticServiceIPs"] = "10.96.0.0/24" // of the apiserver's 10.96.0.0/16
+	subnets.Data["staticServiceIPs"] = "10.96.0.0/24,fd00:96::/120" // of the apiserver's subnets
 	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(ns), subnets)
 	s.settled(t)
 	refusedFor(t, "the key staticServiceIPs", chooses,
@@ -733,8 +750,13 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	const none = "has no key localSubnets"
 	refusedFor(t, "no key", none, createSlice())
 	refusedFor(t, "no key", chooses, create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.200.9" })))
-	if err := create()(); err != nil {
-		t.Errorf("without staticServiceIPs a mirror is refused: %v", err)
+	for _, change := range []func(*corev1.Service){func(*corev1.Service) {}, untracked} {
+		refusedFor(t, "no key", chooses, second([]string{"fd00:96::809"}, change))
+	}
+	for what, do := range map[string]func() error{"a mirror": create(), "its other family": second(nil)} {
+		if err := do(); err != nil {
+			t.Errorf("without staticServiceIPs %s is refused: %v", what, err)
+		}
 	}
 	subnets.Data["localSubnets"] = "10.1.0.0/16, the nodes"
 	subnets = kubetest.Update(t, admin.CoreV1().ConfigMaps(ns), subnets)

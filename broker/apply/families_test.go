@@ -17,7 +17,7 @@ import (
 
 // TestFamilies has Services of each IP family on clusters of one family and of both: each has those that are wanted
 // of it and that the cluster can give, when it is made, when the source changes, and where an earlier release made it
-// with both.
+// with both. The policy that ships, without its key, lets the broker do that.
 func TestFamilies(t *testing.T) {
 	const v4, v6 = "10.96.0.0/16", "fd00:10:96::/112"
 	for _, c := range []struct {
@@ -34,6 +34,7 @@ func TestFamilies(t *testing.T) {
 			cfg := kubetest.StartWith(t, c.ranges)
 			ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
 			kubetest.Namespace(t, admin, "mirrors")
+			judgeAddresses(t, admin)
 			client, requests := counted(cfg)
 			w, d := desired[*corev1.Service]()
 			o := Services(client, "mirrors", d, options(t))

@@ -232,17 +232,13 @@ func dropCopied(have *metav1.ObjectMeta) {
 	delete(have.Annotations, naming.AnnotationCopiedLabels)
 }
 
-// mergeFamilies sets the IP families to those of the desired Service, if it has any. It removes an additional family.
+// mergeFamilies sets the IP family policy to that of the desired Service. The apiserver removes an additional family of
+// one that becomes SingleStack: if the broker did it, the apiserver would record that it chose the remaining ClusterIP.
 // If the cluster has both families, it adds the desired one beside a different one; the Service is replaced afterwards.
 func mergeFamilies(have, want *corev1.ServiceSpec) {
 	have.IPFamilyPolicy = want.IPFamilyPolicy
-	switch {
-	case len(want.IPFamilies) != 1 || len(have.IPFamilies) == 0:
-	case have.IPFamilies[0] != want.IPFamilies[0]:
+	if len(want.IPFamilies) == 1 && len(have.IPFamilies) > 0 && have.IPFamilies[0] != want.IPFamilies[0] {
 		have.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyPreferDualStack)
-	case len(have.IPFamilies) == 2:
-		have.IPFamilies = have.IPFamilies[:1]
-		have.ClusterIPs = have.ClusterIPs[:min(1, len(have.ClusterIPs))]
 	}
 }
 
