@@ -373,7 +373,7 @@ func TestPoliciesFindSubnets(t *testing.T) {
 					}
 				}
 			}
-			if subnets != 1 || bindings != 3 {
+			if subnets != 1 || bindings != 4 {
 				t.Errorf("%v in %s: %d ConfigMaps with subnets, and %d policies that look for one", features, namespace,
 					subnets, bindings)
 			}
