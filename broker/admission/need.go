@@ -19,57 +19,67 @@ func (g Group) String() string {
 	return g.namespace + "/" + g.name
 }
 
+// Resource is what a limit bounds.
+type Resource int
+
+const (
+	Ports      Resource = iota // of one object
+	Objects                    // of the kind, as all that follow
+	Addresses                  // of slices or of pods of sets, or pod CIDRs of nodes
+	ClusterIPs                 // Services with a ClusterIP that the broker creates
+	Exports                    // Services that ServiceExports export
+	Bytes
+	GroupAddresses // Addresses of one group
+	Resources      // the number of resources
+)
+
+// Use is an amount of each resource.
+type Use [Resources]int
+
 // Need is what an object uses of the limits of its kind.
 type Need struct {
-	// Addresses of a slice or of a pod of a set, or pod CIDRs of a node.
-	Objects, Addresses, Bytes int
-	// ClusterIPs is the number of Services with a ClusterIP that the broker creates for the object. Ports are the
-	// object's ports.
-	ClusterIPs, Ports int
-	// Exports is 1 for a Service that a ServiceExport exports.
-	Exports int
-	Group   Group
+	Use
+	Group Group
 }
 
-func NeedOf(o *semaphorev1.Object) Need {
-	n := Need{Objects: 1, Bytes: proto.Size(o)}
+func NeedOf(o *semaphorev1.Object) (n Need) {
+	n.Use[Objects], n.Use[Bytes] = 1, proto.Size(o)
 	switch spec := o.GetSpec().(type) {
 	case *semaphorev1.Object_Node:
 		n.Group = Group{name: o.GetKey().GetName()}
-		n.Addresses = len(spec.Node.GetPodCidrs())
+		n.Use[Addresses] = len(spec.Node.GetPodCidrs())
 	case *semaphorev1.Object_Service:
-		n.Ports = len(spec.Service.GetPorts())
+		n.Use[Ports] = len(spec.Service.GetPorts())
 		if spec.Service.GetMultiCluster() != nil {
-			n.Exports = 1
+			n.Use[Exports] = 1
 		}
 		if !spec.Service.GetHeadless() {
 			for _, created := range []bool{spec.Service.GetMirror(), spec.Service.GetGlobal(),
 				spec.Service.GetMultiCluster() != nil} {
 				if created {
-					n.ClusterIPs++
+					n.Use[ClusterIPs]++
 				}
 			}
 		}
 	case *semaphorev1.Object_EndpointSlice:
 		n.Group = Group{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
-		n.Ports = len(spec.EndpointSlice.GetPorts())
+		n.Use[Ports] = len(spec.EndpointSlice.GetPorts())
 		for _, e := range spec.EndpointSlice.GetEndpoints() {
-			n.Addresses += len(e.GetAddresses())
+			n.Use[Addresses] += len(e.GetAddresses())
 		}
 	case *semaphorev1.Object_SetMember:
 		n.Group = Group{o.GetKey().GetNamespace(), spec.SetMember.GetSetName()}
-		n.Addresses = len(spec.SetMember.GetIps())
+		n.Use[Addresses] = len(spec.SetMember.GetIps())
 	}
+	n.Use[GroupAddresses] = n.Use[Addresses]
 	return n
 }
 
-// Add adds what another object needs, or with sign -1 takes it out.
-func (n *Need) Add(o Need, sign int) {
-	n.Objects += sign * o.Objects
-	n.Addresses += sign * o.Addresses
-	n.Bytes += sign * o.Bytes
-	n.ClusterIPs += sign * o.ClusterIPs
-	n.Exports += sign * o.Exports
+// Add adds what an object uses, or with sign -1 takes it out. Ports are not added: their limit is that of each object.
+func (u *Use) Add(o Use, sign int) {
+	for of := Objects; of < Resources; of++ {
+		u[of] += sign * o[of]
+	}
 }
 
 // WithElements returns an object with those of its elements that existing has, and as many others as there is room for,
@@ -109,7 +119,7 @@ func WithElements(o, existing *semaphorev1.Object, room int) *semaphorev1.Object
 }
 
 // ExistingPart returns the part of an object that was accepted before, which new objects must not displace; nil for
-// none.
+// none, and if there is no existing object.
 func ExistingPart(o, existing *semaphorev1.Object) *semaphorev1.Object {
 	was := map[string]bool{}
 	for _, e := range elements(existing) {

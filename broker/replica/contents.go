@@ -20,7 +20,7 @@ type contents struct {
 	// limit is the configured limit, and used the part of it that the accepted objects use. perGroup are the addresses
 	// of each Service or set.
 	limit    limit
-	used     admission.Need
+	used     admission.Use
 	perGroup map[admission.Group]int
 	// overLimit is how many refused objects exceed a limit. notRemembered are the objects that were refused beyond
 	// maxRefused; sentDigest lacks them.
@@ -199,11 +199,8 @@ func (c *contents) account(o *semaphorev1.Object, sign int) {
 		c.empty += sign
 	}
 	n := admission.NeedOf(o)
-	c.used.Add(n, sign)
-	if n.Group == (admission.Group{}) || n.Addresses == 0 {
-		return
-	}
-	if c.perGroup[n.Group] += sign * n.Addresses; c.perGroup[n.Group] == 0 {
+	c.used.Add(n.Use, sign)
+	if c.perGroup[n.Group] += sign * n.Use[admission.GroupAddresses]; c.perGroup[n.Group] == 0 {
 		delete(c.perGroup, n.Group)
 	}
 }
@@ -220,7 +217,7 @@ func isEmpty(o *semaphorev1.Object) bool {
 	case *semaphorev1.Object_Service:
 		return !spec.Service.GetMirror() && !spec.Service.GetGlobal() && spec.Service.GetMultiCluster() == nil
 	case *semaphorev1.Object_EndpointSlice:
-		return admission.NeedOf(o).Addresses == 0
+		return admission.NeedOf(o).Use[admission.Addresses] == 0
 	case *semaphorev1.Object_SetMember:
 		return len(spec.SetMember.GetIps()) == 0
 	}

@@ -22,15 +22,15 @@ import (
 func consistent(t *testing.T, r *Replica) {
 	t.Helper()
 	for of, k := range r.kinds {
-		var used admission.Need
+		var used admission.Use
 		var received streams.Digest
 		perGroup := map[admission.Group]int{}
 		count, over, hollow := 0, 0, 0
 		for key, h := range k.objects {
 			n := admission.NeedOf(h.object)
-			used.Add(n, 1)
-			if n.Group != (admission.Group{}) && n.Addresses > 0 {
-				perGroup[n.Group] += n.Addresses
+			used.Add(n.Use, 1)
+			if n.Group != (admission.Group{}) && n.Use[admission.Addresses] > 0 {
+				perGroup[n.Group] += n.Use[admission.Addresses]
 			}
 			if w, back := k.retained[key]; !back {
 				received.Add(h.sentDigest)
@@ -73,13 +73,14 @@ func consistent(t *testing.T, r *Replica) {
 		}
 		l := limitOf(of, r.limits)
 		for group, n := range k.perGroup {
-			if l.perGroup > 0 && n > l.perGroup {
+			if most := l.of[admission.GroupAddresses].most; most > 0 && n > most {
 				t.Fatalf("%v has %d addresses", group, n)
 			}
 		}
-		if l.objects > 0 && used.Objects > l.objects || l.addresses > 0 && used.Addresses > l.addresses || l.bytes > 0 &&
-			used.Bytes > l.bytes {
-			t.Fatalf("%s: used %v, limit %+v", semaphorev1.KindName(of), used, l)
+		for _, resource := range []admission.Resource{admission.Objects, admission.Addresses, admission.Bytes} {
+			if most := l.of[resource].most; most > 0 && used[resource] > most {
+				t.Fatalf("%s: used %v, limit %+v", semaphorev1.KindName(of), used, l)
+			}
 		}
 		if len(k.refused) > maxRefused+len(k.objects) {
 			t.Fatalf("%d refusals are remembered", len(k.refused))

@@ -9,115 +9,97 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// limit has the limits of one kind; 0 for no limit.
+// limit has the limits of one kind.
 type limit struct {
-	objects, addresses, clusterIPs, exports, bytes, perGroup int
-	// ports is the limit of one object.
-	ports int
-	// objectsKey, addressesKey and perGroupKey are the configuration keys of the limits, for messages.
-	objectsKey, addressesKey, perGroupKey string
-	// addressesName is the name of addresses in messages, such as "pod CIDRs".
-	addressesName string
+	of [admission.Resources]bound
+	// addresses is the name of addresses in messages, such as "pod CIDRs".
+	addresses string
 	// size is that of the remote, from which unset limits come; empty for none.
 	size config.Size
 	// unknown means that the kind does not exist: nothing of it is accepted or remembered.
 	unknown bool
 }
 
-func limitOf(kind semaphorev1.Kind, l config.Limits) (of limit) {
+// bound is a limit, 0 for none, and its key in the configuration.
+type bound struct {
+	most int
+	key  string
+}
+
+func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
+	of := [admission.Resources]bound{admission.Bytes: {l.MebibytesPerKind << 20, "mebibytesPerKind"}}
+	addresses := "addresses"
 	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
-		of = limit{objects: l.Nodes, addresses: l.PodCIDRs, perGroup: l.PodCIDRsPerNode,
-			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesName: "pod CIDRs"}
+		of[admission.Objects], of[admission.Addresses] = bound{l.Nodes, "nodes"}, bound{l.PodCIDRs, "podCIDRs"}
+		of[admission.GroupAddresses] = bound{l.PodCIDRsPerNode, "podCIDRsPerNode"}
+		addresses = "pod CIDRs"
 	case semaphorev1.Kind_KIND_SERVICE:
-		of = limit{objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, ports: l.PortsPerService,
-			objectsKey: "services"}
+		of[admission.Objects], of[admission.Ports] = bound{l.Services, "services"}, bound{l.PortsPerService, "portsPerService"}
+		of[admission.ClusterIPs], of[admission.Exports] = bound{l.ClusterIPs, "clusterIPs"}, bound{l.Exports, "exports"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		of = limit{objects: l.EndpointSlices, addresses: l.Endpoints, perGroup: l.EndpointsPerService,
-			ports: l.PortsPerService, objectsKey: "endpointSlices", addressesKey: "endpoints",
-			perGroupKey: "endpointsPerService", addressesName: "addresses"}
+		of[admission.Objects] = bound{l.EndpointSlices, "endpointSlices"}
+		of[admission.Addresses] = bound{l.Endpoints, "endpoints"}
+		of[admission.GroupAddresses] = bound{l.EndpointsPerService, "endpointsPerService"}
+		of[admission.Ports] = bound{l.PortsPerService, "portsPerService"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
-		of = limit{objects: l.SetMembers, addresses: l.SetIPs, perGroup: l.IPsPerSet,
-			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesName: "addresses"}
+		of[admission.Objects], of[admission.Addresses] = bound{l.SetMembers, "setMembers"}, bound{l.SetIPs, "setIPs"}
+		of[admission.GroupAddresses] = bound{l.IPsPerSet, "ipsPerSet"}
 	default:
 		return limit{unknown: true}
 	}
-	of.bytes, of.size = l.MebibytesPerKind<<20, l.Size
-	return of
+	return limit{of: of, addresses: addresses, size: l.Size}
 }
 
-func exceeds(limit, used, more int) bool { return limit > 0 && more > 0 && used+more > limit }
-
-type resource int
-
-const (
-	noResource resource = iota
-	ofPorts
-	ofObjects
-	ofAddresses
-	ofClusterIPs
-	ofExports
-	ofBytes
-	ofGroup
-)
+// noResource stands for none in place of a resource.
+const noResource = admission.Resources
 
 // exceeded returns the first resource whose limit an object would exceed, beside the used ones.
-func (c *contents) exceeded(n admission.Need) resource {
-	switch {
-	case exceeds(c.limit.ports, 0, n.Ports):
-		return ofPorts
-	case exceeds(c.limit.objects, c.used.Objects, n.Objects):
-		return ofObjects
-	case exceeds(c.limit.addresses, c.used.Addresses, n.Addresses):
-		return ofAddresses
-	case exceeds(c.limit.clusterIPs, c.used.ClusterIPs, n.ClusterIPs):
-		return ofClusterIPs
-	case exceeds(c.limit.exports, c.used.Exports, n.Exports):
-		return ofExports
-	case exceeds(c.limit.bytes, c.used.Bytes, n.Bytes):
-		return ofBytes
-	case n.Group != (admission.Group{}) && exceeds(c.limit.perGroup, c.perGroup[n.Group], n.Addresses):
-		return ofGroup
+func (c *contents) exceeded(n admission.Need) admission.Resource {
+	for of := range admission.Resources {
+		if most := c.limit.of[of].most; most > 0 && n.Use[of] > 0 && c.usedOf(of, n.Group)+n.Use[of] > most {
+			return of
+		}
 	}
 	return noResource
 }
 
+// usedOf returns how much is used of a resource of an object of a group.
+func (c *contents) usedOf(of admission.Resource, group admission.Group) int {
+	if of == admission.GroupAddresses {
+		return c.perGroup[group]
+	}
+	return c.used[of]
+}
+
 // overLimitReason returns the reason why an object would exceed a limit; "" if there is room.
 func (c *contents) overLimitReason(n admission.Need) string {
-	text, key := c.reachedLimit(n)
-	if text == "" {
+	of := c.exceeded(n)
+	if of == noResource {
 		return ""
+	}
+	needs, used, most, text := n.Use[of], c.usedOf(of, n.Group), c.limit.of[of].most, ""
+	switch of {
+	case admission.Ports:
+		text = fmt.Sprintf("%d ports: the limit is %d", needs, most)
+	case admission.Objects:
+		text = fmt.Sprintf("the limit of %d objects is reached", used)
+	case admission.Addresses:
+		text = fmt.Sprintf("%d %s beside %d accepted: the limit is %d", needs, c.limit.addresses, used, most)
+	case admission.ClusterIPs:
+		text = fmt.Sprintf("%d Services with a cluster IP beside %d of this remote: the limit is %d", needs, used, most)
+	case admission.Exports:
+		text = fmt.Sprintf("the limit of %d Services that ServiceExports export is reached", most)
+	case admission.Bytes:
+		text = fmt.Sprintf("%d bytes beside %d accepted: the limit is %d", needs, used, most)
+	case admission.GroupAddresses:
+		text = fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d", needs, c.limit.addresses, used, n.Group, most)
 	}
 	from := ""
 	if c.limit.size != "" {
 		from = ", whose size is " + string(c.limit.size)
 	}
-	return fmt.Sprintf("%s (limits.%s of this remote%s)", text, key, from)
-}
-
-// reachedLimit returns what an object would exceed, and the configuration key of that limit.
-func (c *contents) reachedLimit(n admission.Need) (text, key string) {
-	switch l := c.limit; c.exceeded(n) {
-	case ofPorts:
-		return fmt.Sprintf("%d ports: the limit is %d", n.Ports, l.ports), "portsPerService"
-	case ofObjects:
-		return fmt.Sprintf("the limit of %d objects is reached", c.used.Objects), l.objectsKey
-	case ofAddresses:
-		return fmt.Sprintf("%d %s beside %d accepted: the limit is %d", n.Addresses, l.addressesName, c.used.Addresses,
-			l.addresses), l.addressesKey
-	case ofClusterIPs:
-		return fmt.Sprintf("%d Services with a cluster IP beside %d of this remote: the limit is %d", n.ClusterIPs,
-			c.used.ClusterIPs, l.clusterIPs), "clusterIPs"
-	case ofExports:
-		return fmt.Sprintf("the limit of %d Services that ServiceExports export is reached", l.exports), "exports"
-	case ofBytes:
-		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d", n.Bytes, c.used.Bytes, l.bytes),
-			"mebibytesPerKind"
-	case ofGroup:
-		return fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d", n.Addresses, l.addressesName,
-			c.perGroup[n.Group], n.Group, l.perGroup), l.perGroupKey
-	}
-	return "", ""
+	return fmt.Sprintf("%s (limits.%s of this remote%s)", text, c.limit.of[of].key, from)
 }
 
 // partThatFits returns the accepted part of an object that exceeds a limit, if an earlier state of it was accepted. For
@@ -129,15 +111,14 @@ func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Ob
 		return nil
 	}
 	n := admission.NeedOf(o)
-	room := n.Addresses
-	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.Addresses},
-		{c.limit.perGroup, c.perGroup[n.Group]}} {
-		if free.limit > 0 {
-			room = min(room, free.limit-free.used)
+	room := n.Use[admission.Addresses]
+	for _, of := range []admission.Resource{admission.Addresses, admission.GroupAddresses} {
+		if most := c.limit.of[of].most; most > 0 {
+			room = min(room, most-c.usedOf(of, n.Group))
 		}
 	}
 	out := existing
-	if n.Ports <= c.limit.ports || c.limit.ports == 0 { // ports cannot be split
+	if c.exceeded(n) != admission.Ports { // ports cannot be split
 		out = admission.WithElements(o, existing, room)
 	}
 	if out == nil || c.exceeded(admission.NeedOf(out)) != noResource {
@@ -160,7 +141,7 @@ func (c *contents) computeRoom() bool {
 	if c.overLimit == 0 && c.notRemembered.count() == 0 {
 		return false
 	}
-	var all admission.Need
+	var all admission.Use
 	fits := 0
 	for key, r := range c.refused {
 		if r.need == nil {
@@ -168,21 +149,23 @@ func (c *contents) computeRoom() bool {
 		}
 		n := *r.need
 		if h, ok := c.objects[key]; ok {
-			n.Add(admission.NeedOf(h.object), -1) // a part of it is accepted already
+			n.Add(admission.NeedOf(h.object).Use, -1) // a part of it is accepted already
 		}
 		if c.exceeded(n) == noResource {
 			fits++
-			all.Add(n, 1)
+			all.Add(n.Use, 1)
 		}
 	}
-	if fits > 0 && c.notRemembered.count() == 0 && c.exceeded(all) == noResource {
+	all[admission.GroupAddresses] = 0 // they are of several groups
+	if fits > 0 && c.notRemembered.count() == 0 && c.exceeded(admission.Need{Use: all}) == noResource {
 		return true
 	}
-	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
-	return (fits > 0 || c.notRemembered.count() > 0) &&
-		free(c.limit.objects, c.used.Objects) && free(c.limit.addresses, c.used.Addresses) &&
-		free(c.limit.clusterIPs, c.used.ClusterIPs) && free(c.limit.exports, c.used.Exports) &&
-		free(c.limit.bytes, c.used.Bytes)
+	for of := admission.Objects; of < admission.GroupAddresses; of++ {
+		if most := c.limit.of[of].most; most > 0 && most-c.used[of] < (most+9)/10 {
+			return false
+		}
+	}
+	return fits > 0 || c.notRemembered.count() > 0
 }
 
 const (

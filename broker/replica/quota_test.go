@@ -40,17 +40,17 @@ func TestGrowth(t *testing.T) {
 	if more := growth(stood, sliceOf("s", "echo", 2)); len(more) != 0 {
 		t.Errorf("the same needs more of %v", more)
 	}
-	of := func(more []limitedResource, want resource) bool {
+	of := func(more []limitedResource, want admission.Resource) bool {
 		return slices.ContainsFunc(more, func(r limitedResource) bool { return r.resource == want })
 	}
-	if more := growth(stood, sliceOf("s", "echo", 3)); !of(more, ofAddresses) || !of(more, ofGroup) ||
-		of(more, ofObjects) {
+	if more := growth(stood, sliceOf("s", "echo", 3)); !of(more, admission.Addresses) || !of(more, admission.GroupAddresses) ||
+		of(more, admission.Objects) {
 		t.Errorf("an address more needs %v", more)
 	}
-	if more := growth(stood, sliceOf("s", "other", 2)); !of(more, ofGroup) || of(more, ofAddresses) {
+	if more := growth(stood, sliceOf("s", "other", 2)); !of(more, admission.GroupAddresses) || of(more, admission.Addresses) {
 		t.Errorf("another service needs %v", more)
 	}
-	if more := growth(nil, stood); !of(more, ofObjects) || !of(more, ofGroup) {
+	if more := growth(nil, stood); !of(more, admission.Objects) || !of(more, admission.GroupAddresses) {
 		t.Errorf("a new one needs %v", more)
 	}
 }
@@ -146,9 +146,9 @@ func TestR05ExistingObjectsStay(t *testing.T) {
 			left := func(r *Replica) {
 				t.Helper()
 				o, ok := r.Get(KeyOf(c.stood.Key))
-				n := admission.NeedOf(o).Addresses
+				n := admission.NeedOf(o).Use[admission.Addresses]
 				if of == kService || n == 1 && len(o.GetEndpointSlice().GetPorts()) > 0 {
-					n = admission.NeedOf(o).Ports
+					n = admission.NeedOf(o).Use[admission.Ports]
 				}
 				if !ok || n != c.left {
 					t.Errorf("of it %d are left, want %d", n, c.left)
@@ -281,7 +281,7 @@ func TestR05ExistingObjectsMayChangeAndMakeRoom(t *testing.T) {
 		t.Errorf("refused %v", res.Refused)
 	}
 	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))
-	if k := r.kinds[kMember]; k.used != (admission.Need{}) || k.overLimit != 0 || k.count != 0 ||
+	if k := r.kinds[kMember]; k.used != (admission.Use{}) || k.overLimit != 0 || k.count != 0 ||
 		k.sentDigest != digestOf(nil) || len(k.perGroup) != 0 {
 		t.Errorf("with nothing left: %+v", k.contents)
 	}

@@ -247,7 +247,9 @@ func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
 }
 
 // Limit returns the limit of objects of a kind; 0 for no limit.
-func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).objects }
+func (r *Replica) Limit(of semaphorev1.Kind) int {
+	return limitOf(of, r.limits).of[admission.Objects].most
+}
 
 // LastHeard returns when the sender last sent a message while it was complete for a kind, which is the age of the
 // accepted objects; zero before.
@@ -295,6 +297,27 @@ func (r *Replica) kind(of semaphorev1.Kind) *kind {
 	return k
 }
 
+// admitWithin passes an object through admission and limits, and returns its accepted part. makeRoom may make room for
+// what admission accepts; lacks is what that needs if there is none.
+func (r *Replica) admitWithin(c *contents, o, previous *semaphorev1.Object, makeRoom func(taken *semaphorev1.Object)) (
+	taken *semaphorev1.Object, refusals []admission.Refusal, lacks *admission.Need,
+) {
+	if taken, refusals = r.admit(o); taken == nil {
+		return nil, refusals, nil
+	}
+	n := admission.NeedOf(taken)
+	if c.exceeded(n) != noResource {
+		makeRoom(taken)
+	}
+	reason := c.overLimitReason(n)
+	if reason == "" {
+		return taken, refusals, nil
+	}
+	// A remote that exceeds a limit loses nothing that works: only the excess is refused.
+	refusals = append([]admission.Refusal{{Code: finding.OverLimit, Reason: reason}}, refusals...)
+	return c.partThatFits(taken, previous), refusals, &n
+}
+
 // accept passes an object through admission and limits, and returns the accepted object.
 func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now time.Time,
 	result *Result) *semaphorev1.Object {
@@ -302,19 +325,9 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 	most := k.watermark(now)
 	previous, back := k.objects[key], k.retained[key]
 	k.remove(key)
-	taken, refusals := r.admit(o)
-	var lacks *admission.Need
-	if taken != nil {
-		n := admission.NeedOf(taken)
-		if k.overLimitReason(n) != "" && len(k.retained) > 0 {
-			k.releaseSince(now, key.Kind, now, "their room is needed", result)
-		}
-		if reason := k.overLimitReason(n); reason != "" {
-			// A remote that exceeds a limit loses nothing that works: only the excess is refused.
-			taken, lacks = k.partThatFits(taken, previous.object), &n
-			refusals = append([]admission.Refusal{{Code: finding.OverLimit, Reason: reason}}, refusals...)
-		}
-	}
+	taken, refusals, lacks := r.admitWithin(&k.contents, o, previous.object, func(*semaphorev1.Object) {
+		k.releaseSince(now, key.Kind, now, "their room is needed", result)
+	})
 	received := held{taken, revision, streams.DigestOf(o)}
 	of := taken
 	switch {
@@ -396,7 +409,7 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 		room := admission.NeedOf(old.objects[key].object)
 		if w.replacement = nil; received {
 			w.replacement = &is
-			room.Add(admission.NeedOf(is.object), -1)
+			room.Add(admission.NeedOf(is.object).Use, -1)
 		}
 		if k.overLimitReason(room) != "" {
 			released = append(released, key)

@@ -109,7 +109,7 @@ func (s *Session) Staging() bool { return s.staging != nil }
 // OverLimit returns how many of n more objects of the snapshot in progress exceed the limit of the kind.
 func (s *Session) OverLimit(n int) int {
 	st := s.staging
-	may := st.limit.objects
+	may := s.replica.Limit(st.kind)
 	switch {
 	case st.limit.unknown:
 		may = 0

@@ -25,8 +25,15 @@ type staging struct {
 
 // limitedResource is a resource of the whole kind, or the addresses of a group.
 type limitedResource struct {
-	resource
-	group admission.Group
+	resource admission.Resource
+	group    admission.Group
+}
+
+func resourceOf(of admission.Resource, group admission.Group) limitedResource {
+	if of != admission.GroupAddresses {
+		group = admission.Group{}
+	}
+	return limitedResource{of, group}
 }
 
 func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
@@ -40,27 +47,18 @@ func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
 func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) bool {
 	key := KeyOf(o.GetKey())
 	previous := r.known(key.Kind).objects[key].object // the snapshot will replace it
-	taken, refusals := r.admit(o)
+	taken, refusals, lacks := r.admitWithin(&s.contents, o, previous, func(taken *semaphorev1.Object) {
+		r.makeRoom(s, admission.ExistingPart(taken, previous), now, result)
+	})
 	received := held{taken, revision, streams.DigestOf(o)}
-	var lacks *admission.Need
 	if taken != nil {
-		n := admission.NeedOf(taken)
-		if s.overLimitReason(n) != "" && previous != nil {
-			r.makeRoom(s, admission.ExistingPart(taken, previous), now, result)
-		}
-		if reason := s.overLimitReason(n); reason != "" {
-			received.object, lacks = s.partThatFits(taken, previous), &n
-			refusals = append([]admission.Refusal{{Code: finding.OverLimit, Reason: reason}}, refusals...)
-		}
-	}
-	if received.object != nil {
 		s.add(key, received)
-		for _, more := range growth(previous, received.object) {
+		for _, more := range growth(previous, taken) {
 			s.newcomers[more] = append(s.newcomers[more], key)
 		}
 	}
 	s.refuseAll(key, refusals, received, lacks, now, result)
-	return received.object != nil
+	return taken != nil
 }
 
 // growth returns the resources of which an object uses more than its earlier state, if there was one.
@@ -70,17 +68,13 @@ func growth(previous, is *semaphorev1.Object) (more []limitedResource) {
 	if previous != nil {
 		was = admission.NeedOf(previous)
 	}
-	for _, r := range []struct {
-		resource
-		was, is int
-	}{{ofObjects, was.Objects, n.Objects}, {ofAddresses, was.Addresses, n.Addresses},
-		{ofClusterIPs, was.ClusterIPs, n.ClusterIPs}, {ofExports, was.Exports, n.Exports}, {ofBytes, was.Bytes, n.Bytes}} {
-		if r.is > r.was {
-			more = append(more, limitedResource{resource: r.resource})
-		}
+	if n.Group != was.Group {
+		was.Use[admission.GroupAddresses] = 0
 	}
-	if n.Group != (admission.Group{}) && n.Addresses > 0 && (n.Group != was.Group || n.Addresses > was.Addresses) {
-		more = append(more, limitedResource{ofGroup, n.Group})
+	for of := admission.Objects; of < admission.Resources; of++ {
+		if n.Use[of] > was.Use[of] {
+			more = append(more, resourceOf(of, n.Group))
+		}
 	}
 	return more
 }
@@ -92,10 +86,7 @@ func (r *Replica) makeRoom(s *staging, previous *semaphorev1.Object, now time.Ti
 	}
 	n := admission.NeedOf(previous)
 	for {
-		of := limitedResource{resource: s.exceeded(n)}
-		if of.resource == ofGroup {
-			of.group = n.Group
-		}
+		of := resourceOf(s.exceeded(n), n.Group)
 		all := s.newcomers[of]
 		if len(all) == 0 { // it fits, or no newcomer can be displaced
 			return
@@ -113,10 +104,7 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 		return // it was displaced already
 	}
 	lacks, left := admission.NeedOf(h.object), h
-	left.object = nil
-	if previous := r.known(key.Kind).objects[key].object; previous != nil {
-		left.object = admission.ExistingPart(h.object, previous)
-	}
+	left.object = admission.ExistingPart(h.object, r.known(key.Kind).objects[key].object)
 	if left.object != nil && proto.Equal(left.object, h.object) {
 		return
 	}
