@@ -33,9 +33,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
-	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/operator"
-	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
@@ -56,25 +54,20 @@ const federationPort, peeringPort, httpPort = "federation", "peering", "http"
 
 // broker is what a process builds once, when it leads and knows the remotes. It follows their changes while it works.
 type broker struct {
-	// cfg is replaced only by the caller of lead, after began was called.
-	cfg *config.Broker
-	// followers are called with a configuration of other remotes, after the engines have applied it.
+	// Broker has the parts that calls of operators reach, too.
+	operator.Broker
+	// cfg has the remotes that the engines know. Only configure replaces it.
+	cfg atomic.Pointer[config.Broker]
+	// followers are called with a configuration of other remotes, after the engines have applied it. Other parts read cfg.
 	followers []func(*config.Broker)
 	// adopters adopt what earlier tools left of an added remote, before its exporter may connect.
 	adopters []func(context.Context)
 	// adopted has a value after Services were adopted for an added remote.
 	adopted     chan struct{}
-	federation  *federation.Server
 	propagation *report.Tracker
 	metrics     *apply.Metrics
 	engines
-	// peering, nodes, networks and placing are nil when encryption is off.
-	peering  *peering.Server
-	nodes    *nodes.Nodes
-	networks *nodes.Networks
-	placing  *placing
-	// standing stores peers for the next broker; nil when encryption is off. drains are nil when services are off.
-	drains   *stored.Drains
+	// standing stores peers for the next broker; nil when encryption is off.
 	standing *stored.PeerStore
 	// traffic is nil unless both are on.
 	traffic *services.Traffic
@@ -93,8 +86,6 @@ type broker struct {
 	outcomes func(cluster string) []*semaphorev1.Outcome
 	// failing returns the Services that cannot be written, with the reason; nil if none are mirrored.
 	failing func() map[string]string
-	// leading is the broker that receives operators' calls.
-	leading atomic.Pointer[operator.Broker]
 	// listening is the number of servers that listen.
 	listening atomic.Int32
 }
@@ -169,7 +160,8 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 
 // lead runs the broker until ctx ends. It calls began when the engines handle what exporters publish.
 func (b *broker) lead(ctx context.Context, began func()) error {
-	b.federation.Begin(b.cfg.Remotes, b.cfg.Own(), federation.Engines{
+	cfg := b.cfg.Load()
+	b.Federation.Begin(cfg.Remotes, cfg.Own(), federation.Engines{
 		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue,
 		Retained: b.engines.Retained, Outcomes: b.outcomes,
 	})
@@ -180,8 +172,8 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 	}
 	began()
 	g, ctx := errgroup.WithContext(ctx)
-	if b.peering != nil {
-		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
+	if b.Peering != nil {
+		b.Peering.SetUndelivered(b.Federation.Undelivered(time.Now())) // before an agent attaches
 	}
 	for _, run := range b.runs {
 		g.Go(func() error { return run(ctx) })
@@ -199,7 +191,7 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 			return l.Run(ctx)
 		})
 	}
-	for _, e := range b.engines.all() {
+	for _, e := range b.engines.all {
 		g.Go(func() error { return e.Run(ctx) })
 	}
 	return g.Wait()

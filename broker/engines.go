@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/policy"
@@ -23,6 +21,7 @@ type engines struct {
 	tunnels  *mesh.Engine
 	services *services.Engine
 	sets     *policy.Engine
+	all      []engine // those that are on
 	// feed is the federation server's Sink: the changes of a remote's replica go into the queue of each engine.
 	feed federation.Feed
 }
@@ -48,45 +47,27 @@ func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now fun
 	e := engines{feed: federation.Feed{Warn: warn, Brake: cfg.Brake}}
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = mesh.NewEngine(cfg, peers, warn)
+		e.all = append(e.all, e.tunnels)
 	}
 	if cfg.Features.Has(config.Services) {
 		e.services = services.New(cfg, warn, now)
+		e.all = append(e.all, e.services)
 	}
 	if cfg.Features.Has(config.Policy) {
 		e.sets = policy.NewEngine(cfg, warn, now)
+		e.all = append(e.all, e.sets)
 	}
-	for _, one := range e.all() {
+	for _, one := range e.all {
 		e.feed.Queues = append(e.feed.Queues, one.Queue())
 	}
 	return e
 }
 
-func (e engines) all() (all []engine) {
-	if e.tunnels != nil {
-		all = append(all, e.tunnels)
-	}
-	if e.services != nil {
-		all = append(all, e.services)
-	}
-	if e.sets != nil {
-		all = append(all, e.sets)
-	}
-	return all
-}
-
-func (e engines) braking() (all []braking) {
-	for _, one := range e.all() {
-		if b, ok := one.(braking); ok {
-			all = append(all, b)
-		}
-	}
-	return all
-}
-
-func (e engines) collectors() (all []prometheus.Collector) {
-	for _, one := range e.all() {
-		if c, ok := one.(prometheus.Collector); ok {
-			all = append(all, c)
+// every returns the engines that are a T.
+func every[T any](e engines) (all []T) {
+	for _, one := range e.all {
+		if is, ok := one.(T); ok {
+			all = append(all, is)
 		}
 	}
 	return all
@@ -94,20 +75,20 @@ func (e engines) collectors() (all []prometheus.Collector) {
 
 // Remind repeats the warnings about problems for which there was no room.
 func (e engines) Remind() {
-	for _, one := range e.all() {
+	for _, one := range e.all {
 		one.Remind()
 	}
 }
 
 // ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
 func (e engines) ResyncDue(cluster string) bool {
-	return slices.ContainsFunc(e.braking(), func(b braking) bool { return b.ResyncDue(cluster) })
+	return slices.ContainsFunc(every[braking](e), func(b braking) bool { return b.ResyncDue(cluster) })
 }
 
 // Retained returns how many objects that an earlier broker wrote for a kind of a remote are retained, and since when.
 // One engine at most has objects for a kind.
 func (e engines) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
-	for _, b := range e.braking() {
+	for _, b := range every[braking](e) {
 		if objects, since = b.Retained(cluster, kind); objects > 0 {
 			break
 		}
@@ -119,7 +100,7 @@ func (e engines) Retained(cluster string, kind semaphorev1.Kind) (objects int, s
 // all. It returns the number of removed objects, by the kind of their sources.
 func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	released := map[semaphorev1.Kind]int{}
-	for _, b := range e.braking() {
+	for _, b := range every[braking](e) {
 		for kind, n := range b.Release(cluster, kinds...) {
 			released[kind] += n
 		}
@@ -129,7 +110,7 @@ func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 
 // findings returns the faults of remotes' exports.
 func (e engines) findings() (found []finding.Finding) {
-	for _, one := range e.all() {
+	for _, one := range e.all {
 		found = append(found, one.Findings()...)
 	}
 	return found

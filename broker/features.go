@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -50,15 +51,17 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	}
 	state := peering.NewState()
 	b := &broker{
-		cfg: cfg, federation: p.federation, events: p.events, propagation: p.metrics.Propagation,
-		metrics: p.metrics, adopted: make(chan struct{}, 1),
+		events: p.events, propagation: p.metrics.Propagation, metrics: p.metrics, adopted: make(chan struct{}, 1),
 		engines: newEngines(cfg, state, p.events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
 	}
+	b.cfg.Store(cfg)
+	b.Broker = operator.Broker{Config: b.cfg.Load, Federation: p.federation, Release: b.engines.Release,
+		Services: b.services}
 	p.events.WhenRoom(b.engines.Remind)
-	p.registry.MustRegister(b.engines.collectors()...)
+	p.registry.MustRegister(every[prometheus.Collector](b.engines)...)
 	if cfg.Features.Has(config.Encryption) {
 		b.buildEncryption(p, state)
-		b.servers = append(b.servers, p.servers.peering(cfg.Listen.Peering, p.source, b.peering))
+		b.servers = append(b.servers, p.servers.peering(cfg.Listen.Peering, p.source, b.Peering))
 	}
 	b.followers = append(b.followers, func(cfg *config.Broker) {
 		p.events.Follow(append(cfg.Names(), cfg.Cluster))
@@ -73,22 +76,18 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		b.buildPolicy(p)
 	}
 	if cfg.ManageIPPools {
-		wanted := nodes.NewPools(cfg.Remotes)
-		loops := apply.Pools(b.calico, wanted.Desired(), p.options)
-		b.loops = append(b.loops, loop{writer: loops, kind: writes.IPPool, calico: true})
-		b.followers = append(b.followers, func(cfg *config.Broker) {
-			wanted.Follow(cfg.Remotes)
-			loops.WakeAll()
-		})
+		pools := apply.Pools(b.calico, nodes.Pools(b.cfg.Load), p.options)
+		b.loops = append(b.loops, loop{writer: pools, kind: writes.IPPool, calico: true})
+		b.followers = append(b.followers, func(*config.Broker) { pools.WakeAll() })
 	}
 	if cfg.Features.Has(config.Services) {
 		dns := stored.NewDNS(p.client, cfg, p.log)
 		b.runs, b.finders = append(b.runs, dns.Run), append(b.finders, dns.Findings)
 		b.followers = append(b.followers, func(cfg *config.Broker) { dns.Follow(cfg.Remotes) })
 	}
-	if b.drains != nil && b.peering != nil {
+	if b.Drains != nil && b.Peering != nil {
 		b.watch(p.registry, p.recorder, p.log)
-		b.reaching = newReaching(cfg, b.engines, state, b.peering.Applied)
+		b.reaching = newReaching(cfg, b.engines, state, b.Peering.Applied)
 		b.runs = append(b.runs, b.reaching.run)
 		b.finders = append(b.finders, func() []finding.Finding { return b.reaching.findings(b.refusedNodes) })
 		b.followers = append(b.followers, b.reaching.follow)
@@ -97,32 +96,28 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		b.runs = append(b.runs, func(ctx context.Context) error { return kube.FollowStore(ctx, p.storeEvery, b.lists, nil) })
 	}
 	b.runs = append(b.runs, p.events.Run)
-	b.leading.Store(&operator.Broker{
-		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Federation: b.federation, Release: b.engines.Release,
-		Services: b.services, Drains: b.drains, Peering: b.peering, Nodes: b.nodes, Networks: b.networks,
-		Exempt: b.placing.exempt,
-	})
 	return b, nil
 }
 
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
-	b.nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
-		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
+	b.Nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
+		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.Peering.NodeDeleted(uid) }, p.options)
 	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
-		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
-	b.placing = &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.nodes.Node, log: p.log}
+		func(uid types.UID) { b.Peering.PodDeleted(uid) }, p.options.Informers())
+	placing := &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.Nodes.Node, log: p.log}
+	b.Exempt = placing.exempt
 	networks := nodes.NetworksOptions{
 		From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(p.rest),
-		Changed:    func(node string) { b.peering.NetworkChanged(node) },
-		NodesKnown: func() bool { return b.nodes.Synced() },
-		Knows:      func(node string) bool { return b.peering.KnowsNetwork(node) },
+		Changed:    func(node string) { b.Peering.NetworkChanged(node) },
+		NodesKnown: func() bool { return b.Nodes.Synced() },
+		Knows:      func(node string) bool { return b.Peering.KnowsNetwork(node) },
 		Informers:  p.options.Informers(), Log: p.log,
 	}
 	if cfg.ReserveTunnelAddresses {
 		networks.Reserve = p.rest
 	}
-	b.networks = nodes.NewNetworks(networks)
+	b.Networks = nodes.NewNetworks(networks)
 	b.standing = stored.NewPeers(p.client, cfg.MirrorNamespace, cfg.Names(), p.log)
 	var counted peering.Traffic
 	if b.services != nil {
@@ -130,25 +125,25 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		p.registry.MustRegister(b.traffic)
 		counted = b.traffic
 	}
-	b.peering = peering.New(peering.Options{
+	b.Peering = peering.New(peering.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
-		Kube: p.unlimited, Nodes: b.nodes, PodsKnown: agentPods.Synced, Network: b.networks.Network, Reports: b.nodes,
+		Kube: p.unlimited, Nodes: b.Nodes, PodsKnown: agentPods.Synced, Network: b.Networks.Network, Reports: b.Nodes,
 		State:   state,
 		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
 		Traffic: counted,
 	})
-	b.loops = append(b.loops, loop{writer: b.nodes, kind: writes.Node}, loop{writer: agentPods, kind: writes.Pod})
-	b.runs = append(b.runs, b.networks.Run, b.placing.run,
+	b.loops = append(b.loops, loop{writer: b.Nodes, kind: writes.Node}, loop{writer: agentPods, kind: writes.Pod})
+	b.runs = append(b.runs, b.Networks.Run, placing.run,
 		func(ctx context.Context) error { return b.standing.Run(ctx, state) },
-		func(ctx context.Context) error { return b.peering.WatchUndelivered(ctx, b.federation.Undelivered) })
-	b.reports(finding.NodeNetworksUnknown, b.networks.Problems)
-	b.finders = append(b.finders, b.peering.Findings)
+		func(ctx context.Context) error { return b.Peering.WatchUndelivered(ctx, b.Federation.Undelivered) })
+	b.reports(finding.NodeNetworksUnknown, b.Networks.Problems)
+	b.finders = append(b.finders, b.Peering.Findings)
 	b.reports(finding.PeersNotStored, b.standing.Problems)
 	b.reports(finding.StoredRestored, b.standing.Reports)
 	b.followers = append(b.followers, func(cfg *config.Broker) {
-		b.nodes.Follow(cfg.Families())
+		b.Nodes.Follow(cfg.Families())
 		b.standing.Follow(cfg.Names())
-		b.peering.Follow(cfg.Remotes)
+		b.Peering.Follow(cfg.Remotes)
 	})
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return p.client.CoreV1().Nodes().List(ctx, o)
@@ -160,8 +155,7 @@ func (b *broker) buildServices(p parts) error {
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
 	}
-	adoption := migrate.NewServices(cfg, p.events, p.log)
-	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(cfg.Remotes) })
+	adoption := &migrate.Services{Config: b.cfg.Load, Events: p.events, Log: p.log}
 	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), p.options)
 	if len(cfg.Services.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, func(ctx context.Context) {
@@ -176,11 +170,11 @@ func (b *broker) buildServices(p parts) error {
 	bound.Services, bound.Slices = services, slices
 	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
-	b.drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
-	p.registry.MustRegister(b.drains)
-	b.loops = append(b.loops, loop{writer: b.drains, kind: writes.Drains},
-		loop{writer: services, kind: writes.Service, after: b.drains},
-		loop{writer: slices, kind: writes.EndpointSlice, after: b.drains})
+	b.Drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
+	p.registry.MustRegister(b.Drains)
+	b.loops = append(b.loops, loop{writer: b.Drains, kind: writes.Drains},
+		loop{writer: services, kind: writes.Service, after: b.Drains},
+		loop{writer: slices, kind: writes.EndpointSlice, after: b.Drains})
 	meta, err := metadata.NewForConfig(kube.Quiet(p.rest))
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
@@ -192,7 +186,7 @@ func (b *broker) buildServices(p parts) error {
 	if cfg.GlobalServices.OwnNames {
 		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), p.options)
 		bound.OwnSlices = own
-		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.drains})
+		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.Drains})
 	}
 	if cfg.MCS.Enabled {
 		if err := b.buildImports(p, &bound); err != nil {
@@ -234,9 +228,7 @@ func (b *broker) buildPolicy(p parts) {
 	if b.lists == nil {
 		b.lists = b.calico.ListSets
 	}
-	adoption := &migrate.Sets{From: p.cfg.Sets.AdoptFrom, LabelDomains: p.cfg.LabelDomains, Events: p.events,
-		Remotes: p.cfg.Names()}
-	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(cfg.Names()) })
+	adoption := &migrate.Sets{Config: b.cfg.Load, Events: p.events}
 	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), p.options)
 	if len(p.cfg.Sets.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, sets.AdoptAll)
@@ -257,7 +249,7 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	b.tunnels.LocalNode(nodes.Ends(node, gone))
 	if gone {
 		b.tunnels.LocalCalls(node.Name, nil)
-		b.networks.DeleteNode(node.Name)
+		b.Networks.DeleteNode(node.Name)
 		if b.traffic != nil {
 			b.traffic.Forget(node.Name)
 		}
@@ -269,6 +261,6 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 				own = append(own, addr)
 			}
 		}
-		b.networks.PutNode(node, own)
+		b.Networks.PutNode(node, own)
 	}
 }

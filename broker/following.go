@@ -116,9 +116,8 @@ func (f *following) first(ctx context.Context) (*config.Broker, error) {
 // ends.
 func (f *following) follow(ctx context.Context, b *broker) error {
 	for {
-		if d := f.decide(ctx); d != nil && !sameRemotes(d.Broker, b.cfg) && b.follow(ctx, d.Broker) {
-			f.process.operators.Lead(b.leading.Load())
-			f.process.log.Info("remotes are in effect", "remotes", b.cfg.Names())
+		if d := f.decide(ctx); d != nil && !sameRemotes(d.Broker, b.cfg.Load()) && b.follow(ctx, d.Broker) {
+			f.process.log.Info("remotes are in effect", "remotes", b.cfg.Load().Names())
 		}
 		f.report(ctx, b)
 		f.forgetSeries(time.Now(), b)
@@ -210,13 +209,13 @@ func (f *following) report(ctx context.Context, b *broker) {
 	}
 	objects, _ := f.Objects()
 	links := map[string]*semaphorev1.LinkStatus{}
-	all := b.federation.Status()
+	all := b.Federation.Status()
 	for _, link := range all {
 		links[link.GetCluster()] = link
 	}
-	refused, tunnels := b.federation.Refused(), map[string]peering.Tunnels{}
-	if b.peering != nil {
-		tunnels = f.tunnelsNow(time.Now(), b.peering.Tunnels)
+	refused, tunnels := b.Federation.Refused(), map[string]peering.Tunnels{}
+	if b.Peering != nil {
+		tunnels = f.tunnelsNow(time.Now(), b.Peering.Tunnels)
 	}
 	f.Status.Keep(objects)
 	judged := f.Judged()

@@ -49,7 +49,7 @@ func (p *process) locate(ctx context.Context, req *semaphorev1.LocateRequest) (*
 		if err := l.services(ctx, found); err != nil {
 			return nil, err
 		}
-	case l.of.Kind == semaphorev1.Kind_KIND_NODE && l.b.peering != nil:
+	case l.of.Kind == semaphorev1.Kind_KIND_NODE && l.b.Peering != nil:
 		l.nodes(found)
 	case l.of.Kind == semaphorev1.Kind_KIND_SET_MEMBER && l.b.sets != nil:
 		l.sets()
@@ -142,7 +142,7 @@ func (l *locating) others(planned []services.Described) (out []services.Describe
 	}
 	add(naming.Global(l.of.Namespace, l.of.Name), true)
 	add(naming.Import(l.of.Namespace, l.of.Name), true)
-	for _, r := range l.b.leading.Load().Remotes {
+	for _, r := range l.b.cfg.Load().Remotes {
 		add(naming.Mirror(r.ServicePrefix, l.of.Namespace, l.of.Name), false, services.DescribedCluster{Cluster: r.Name})
 	}
 	return out
@@ -330,7 +330,7 @@ func writtenAt(o metav1.Object) time.Time {
 // nodes adds the peers that agents receive, and the number of agents that have programmed each.
 func (l *locating) nodes(found []federation.Located) {
 	for _, f := range found {
-		object, s := "peer "+f.Cluster+"/"+l.of.Name, l.b.peering.Locate(f.Cluster, l.of.Name)
+		object, s := "peer "+f.Cluster+"/"+l.of.Name, l.b.Peering.Locate(f.Cluster, l.of.Name)
 		held := slices.ContainsFunc(f.Objects, func(o replica.Located) bool { return o.Object != nil })
 		place := debug.Place{Hop: debug.HopPlan, Object: object, Cluster: f.Cluster, Observed: s.ObservedAt}
 		switch {

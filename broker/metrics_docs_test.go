@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -39,7 +40,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	peering.New(peering.Options{Kube: client, State: state, Metrics: peering.NewMetrics(table), Log: slog.Default()})
 	federation.New(federation.Options{Metrics: federation.NewMetrics(table)})
 	newServers(table, slog.Default())
-	table.MustRegister(e.collectors()...)
+	table.MustRegister(every[prometheus.Collector](e)...)
 	table.MustRegister(federation.NewPresence(federation.PresenceOptions{}), debug.Findings(nil),
 		services.NewTraffic("semaphore", nil), identity.Expiry(nil, "c1"))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")

@@ -14,11 +14,12 @@ import (
 
 // watch adds a watch that reports which remotes are gone, from the reports of exporters and agents.
 func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) {
-	names := b.cfg.Names()
+	cfg := b.cfg.Load()
+	names := cfg.Names()
 	b.services.MarkLivenessUnknown(names...)
 	w := federation.NewPresence(federation.PresenceOptions{
-		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Heard: b.federation.LastPayload, Tunnels: b.signals, Probe: b.peering.ProbePeers, OnChange: b.services.SetGone,
+		Clusters: names, SilentAfter: cfg.GlobalServices.SilentAfter.Duration,
+		Heard: b.Federation.LastPayload, Tunnels: b.signals, Probe: b.Peering.ProbePeers, OnChange: b.services.SetGone,
 		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
 		Recorder: recorder, Log: log,
 	})
@@ -37,7 +38,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 // signals returns what agents report on some remotes.
 func (b *broker) signals(remotes []string) map[string]federation.Signals {
 	out := map[string]federation.Signals{}
-	for cluster, tunnels := range b.peering.TunnelsTo(remotes) {
+	for cluster, tunnels := range b.Peering.TunnelsTo(remotes) {
 		out[cluster] = federation.Signals{Agents: tunnels.Nodes, Talking: tunnels.Talking, Unanswered: tunnels.Unanswered}
 	}
 	return out

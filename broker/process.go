@@ -218,8 +218,8 @@ func (p *process) newPage() *operator.Page {
 		},
 		Recent: p.recorder.Recent,
 		Watched: func() {
-			if b, err := p.leader(); err == nil && b.peering != nil {
-				b.peering.WatchClosely()
+			if b, err := p.leader(); err == nil && b.Peering != nil {
+				b.Peering.WatchClosely()
 			}
 		},
 	}
@@ -264,7 +264,7 @@ func (p *process) lead(ctx context.Context) error {
 			return err
 		}
 		p.leading.Store(b)
-		p.operators.Lead(b.leading.Load())
+		p.operators.Lead(&b.Broker)
 		p.log.Info("remotes are in effect", "remotes", cfg.Names())
 		return b.lead(ctx, func() {
 			g.Go(func() error { return f.follow(ctx, b) })

@@ -200,7 +200,7 @@ func unreachedNode(node, refused string, keyless, waits bool) string {
 // refusedNodes returns why nodes of a remote are refused, completely or in part.
 func (b *broker) refusedNodes(cluster string) map[string]string {
 	out := map[string]string{}
-	for _, r := range b.federation.RefusedOf(cluster) {
+	for _, r := range b.Federation.RefusedOf(cluster) {
 		if r.Key.Kind == semaphorev1.Kind_KIND_NODE {
 			out[r.Key.Name] = fmt.Sprintf("%s (%s)", r.Reason, r.Code)
 		}

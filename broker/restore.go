@@ -13,8 +13,8 @@ func (b *broker) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range b.cfg.Remotes {
-		nodes := b.federation.Restore(r.Name, all[r.Name])
+	for _, r := range b.cfg.Load().Remotes {
+		nodes := b.Federation.Restore(r.Name, all[r.Name])
 		b.tunnels.Take(replica.Part{Cluster: r.Name, Changes: nodes})
 		if b.services != nil {
 			b.services.Restore(r.Name, nodes)

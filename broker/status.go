@@ -47,8 +47,8 @@ func (b *broker) synced() error {
 // status serves the status to semaphorectl.
 func (p *process) status() *semaphorev1.GetStatusResponse {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
-		out.Nodes = b.peering.Status(b.nodes.Names(), b.placing.exempt)
-		b.peering.TunnelStatus(out)
+		out.Nodes = b.Peering.Status(b.Nodes.Names(), b.Exempt)
+		b.Peering.TunnelStatus(out)
 		if b.traffic != nil {
 			all, total := b.traffic.Status(time.Now())
 			out.ServiceTraffic, out.ServiceTrafficTotal = all, uint32(total)
@@ -61,7 +61,7 @@ func (p *process) status() *semaphorev1.GetStatusResponse {
 // found returns the findings for a scrape: those of the status, without what only a person reads.
 func (p *process) found() []finding.Finding {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
-		b.peering.Overview(out, b.nodes.Names(), b.placing.exempt)
+		b.Peering.Overview(out, b.Nodes.Names(), b.Exempt)
 	})
 	return finding.Found(out, found...)
 }
@@ -80,14 +80,14 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 		found = append(found, f.findings()...)
 	}
 	if b := p.leading.Load(); leads && b != nil {
-		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Status(), b.leading.Load().DrainsStatus()
+		out.Ready, out.Links, out.Drains = p.working() == nil, b.Federation.Status(), b.DrainsStatus()
 		b.propagation.AddTo(out.Links)
 		if b.engines.services != nil {
 			out.MultiCluster = b.engines.services.MultiCluster()
 			names, total := b.engines.services.OwnNames()
 			out.OwnNames, out.OwnNamesTotal = names, uint32(total)
 		}
-		if b.peering != nil {
+		if b.Peering != nil {
 			agents(b, out)
 		}
 		found = append(found, p.findings(b)...)
@@ -105,5 +105,5 @@ func (p *process) findings(b *broker) (found []finding.Finding) {
 	for _, l := range b.loops {
 		found = append(found, l.Findings()...)
 	}
-	return slices.Concat(found, b.engines.findings(), b.federation.Findings())
+	return slices.Concat(found, b.engines.findings(), b.Federation.Findings())
 }

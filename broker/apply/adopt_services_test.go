@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,7 +39,7 @@ type handover struct {
 	ofService *Objects[*corev1.Service]
 	ofSlice   *Objects[*discoveryv1.EndpointSlice]
 	leftovers *migrate.Leftovers
-	adoption  *migrate.Services
+	adopting  atomic.Pointer[config.Broker]
 
 	mu        sync.Mutex
 	completed map[string]bool
@@ -152,7 +153,8 @@ func TestHandover(t *testing.T) {
 	}
 
 	// The remote c9 is added: what is there of it becomes ours, too.
-	h.adoption.Follow([]config.Remote{{Name: "c2", ServicePrefix: "c2"}, {Name: "c9", ServicePrefix: "c9"}})
+	h.adopting.Store(&config.Broker{Services: h.adopting.Load().Services,
+		Remotes: []config.Remote{{Name: "c2", ServicePrefix: "c2"}, {Name: "c9", ServicePrefix: "c9"}}})
 	h.ofService.AdoptAll(t.Context())
 	if s := h.service("c9-shop-73736d-echo"); s.Labels[naming.LabelSourceCluster] != "c9" {
 		t.Errorf("after c9 was added its Service has the labels %v", s.Labels)
@@ -207,12 +209,14 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 	ended chan struct{}) {
 	h.t.Helper()
 	opts := options(h.t)
-	adoption := &migrate.Services{From: from, Remotes: map[string]string{"c2": "c2"}, Events: opts.Events, Log: opts.Log}
+	cfg := &config.Broker{Remotes: []config.Remote{{Name: "c2", ServicePrefix: "c2"}}}
+	cfg.Services.AdoptFrom = from
+	h.adopting.Store(cfg)
+	adoption := &migrate.Services{Config: h.adopting.Load, Events: opts.Events, Log: opts.Log}
 	if h.services == nil {
 		h.services, _ = desired[*corev1.Service]()
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
 	}
-	h.adoption = adoption
 	h.ofService = AdoptingServices(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
 	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
 	h.leftovers = migrate.NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice,

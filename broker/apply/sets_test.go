@@ -237,7 +237,9 @@ func TestAdoption(t *testing.T) {
 		return out
 	}
 	adoption := func(from ...string) *migrate.Sets {
-		return &migrate.Sets{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"},
+		adopting := &config.Broker{LabelDomains: []string{domain}, Remotes: []config.Remote{{Name: "c2"}}}
+		adopting.Sets.AdoptFrom = from
+		return &migrate.Sets{Config: func() *config.Broker { return adopting },
 			Events: eventsOf(kubernetes.NewForConfigOrDie(cfg), "default")}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
@@ -349,9 +351,11 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	for name := range managers {
 		want(name, "10.2.0.2/32")
 	}
-	o := Sets(quickCalico(cfg),
-		&migrate.Sets{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain},
-			Remotes: []string{"c2"}, Events: eventsOf(kubernetes.NewForConfigOrDie(cfg), "default")}, d, options(t))
+	adopting := &config.Broker{LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain},
+		Remotes: []config.Remote{{Name: "c2"}}}
+	adopting.Sets.AdoptFrom = config.Originals
+	o := Sets(quickCalico(cfg), &migrate.Sets{Config: func() *config.Broker { return adopting },
+		Events: eventsOf(kubernetes.NewForConfigOrDie(cfg), "default")}, d, options(t))
 	testkit.Run(t, o.Run)
 	become := func(what, ip string) {
 		t.Helper()

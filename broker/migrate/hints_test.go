@@ -8,13 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Ways to move a set that stays where it is.
 func TestHints(t *testing.T) {
-	a := Adopter[*calicov3.GlobalNetworkSet]{Sets: &Sets{From: []string{"semaphore-policy"},
-		LabelDomains: []string{naming.PolicyLabelDomain}, Remotes: []string{"c2"}}}
+	cfg := &config.Broker{LabelDomains: []string{naming.PolicyLabelDomain}, Remotes: []config.Remote{{Name: "c2"}}}
+	cfg.Sets.AdoptFrom = []string{"semaphore-policy"}
+	a := Adopter[*calicov3.GlobalNetworkSet]{Sets: &Sets{Config: func() *config.Broker { return cfg }}}
 	for _, c := range []struct {
 		labels map[string]string
 		want   string
@@ -61,7 +63,9 @@ func TestServiceHints(t *testing.T) {
 		{"semaphore-service-mirror", "c2-shop-73736d-echo", mirror("c2"), map[string]string{"app": "x"}, ""},
 		{"semaphore-service-mirror", "c2-shop-73736d-echo", with(mirror("c2"), naming.LabelManagedBy, "argocd"), nil, ""},
 	} {
-		a := &Services{From: []string{test.from}, Remotes: map[string]string{"c2": "c2"}}
+		cfg := &config.Broker{Remotes: []config.Remote{{Name: "c2", ServicePrefix: "c2"}}}
+		cfg.Services.AdoptFrom = []string{test.from}
+		a := &Services{Config: func() *config.Broker { return cfg }}
 		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: test.name, Labels: test.labels},
 			Spec: corev1.ServiceSpec{Selector: test.selector}}
 		from, mine := a.source(s)

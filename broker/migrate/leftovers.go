@@ -82,7 +82,7 @@ func NewLeftovers(
 
 // Run removes leftovers until none remains. It fails only if ctx ends before.
 func (l *Leftovers) Run(ctx context.Context) error {
-	if !slices.Contains(l.adoption.From, config.ServiceMirror) {
+	if !l.adoption.configured() {
 		return nil
 	}
 	for wait := firstPass; ; wait = min(2*wait, longestPass) {

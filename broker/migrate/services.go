@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,38 +23,24 @@ import (
 // else, in particular its addresses; its endpoints stay until Leftovers removes them. From then on it is ours, and is
 // written as desired once that is known.
 type Services struct {
-	// From are the tools, as configured; without semaphore-service-mirror its Services are only reported.
-	From []string
-	// Remotes are the clusters whose mirrors they may be, by the prefix of the names; Follow replaces them.
-	Remotes map[string]string
-	Events  *report.Events
-	Log     *slog.Logger
-
-	mu sync.Mutex
+	// Config returns the configuration with the remotes in effect: their mirrors they may be, by the prefix of the names.
+	Config func() *config.Broker
+	Events *report.Events
+	Log    *slog.Logger
 }
 
-// NewServices returns the selection that a broker is configured with.
-func NewServices(cfg *config.Broker, events *report.Events, log *slog.Logger) *Services {
-	a := &Services{From: cfg.Services.AdoptFrom, Events: events, Log: log}
-	a.Follow(cfg.Remotes)
-	return a
-}
-
-func (a *Services) Follow(remotes []config.Remote) {
-	all := map[string]string{}
-	for _, r := range remotes {
-		all[r.ServicePrefix] = r.Name
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.Remotes = all
+// configured reports whether the Services are adopted; otherwise they are only reported.
+func (a *Services) configured() bool {
+	return slices.Contains(a.Config().Services.AdoptFrom, config.ServiceMirror)
 }
 
 func (a *Services) remote(prefix string) (cluster string, ok bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	cluster, ok = a.Remotes[prefix]
-	return cluster, ok
+	for _, r := range a.Config().Remotes {
+		if r.ServicePrefix == prefix {
+			return r.Name, true
+		}
+	}
+	return "", false
 }
 
 func (a *Services) Adopter(kube kubernetes.Interface, namespace string) ServiceAdopter {
@@ -123,7 +108,7 @@ type origin struct {
 // source returns the source of a Service; ok is false if it is not to be adopted.
 func (a *Services) source(have *corev1.Service) (from origin, ok bool) {
 	prefix, theirs := theirPrefix(have)
-	if !theirs || !slices.Contains(a.From, config.ServiceMirror) {
+	if !theirs || !a.configured() {
 		return origin{}, false
 	}
 	if prefix != naming.GlobalPrefix {
@@ -173,7 +158,7 @@ func (a *Services) hint(have *corev1.Service) string {
 	switch {
 	case !theirs:
 		return ""
-	case !slices.Contains(a.From, config.ServiceMirror):
+	case !a.configured():
 		return fmt.Sprintf("%s created it: set services.adoptFrom: [%s] to take it over", config.ServiceMirror,
 			config.ServiceMirror)
 	case prefix != naming.GlobalPrefix && cluster == "":

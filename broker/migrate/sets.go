@@ -12,7 +12,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,30 +29,11 @@ import (
 // Sets selects the policy sets of earlier tools to adopt. An adopted set gets our labels and keeps all else, so that it
 // is neither deleted nor empty at any time; from then on it is ours, and is written as desired once that is known.
 type Sets struct {
-	// From are the tools, by the label managed-by of their objects; those of config.Originals that are not listed are
-	// only reported.
-	From []string
-	// LabelDomains are the domains of the labels that name the objects' source. The broker must write labels of the
-	// same domains itself.
-	LabelDomains []string
-	// Remotes are the clusters that the sets may come from; Follow replaces them.
-	Remotes []string
-	Events  *report.Events
-
-	mu sync.Mutex
-}
-
-// Follow takes the names of the configured remotes.
-func (a *Sets) Follow(remotes []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.Remotes = remotes
-}
-
-func (a *Sets) configured(cluster string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return slices.Contains(a.Remotes, cluster)
+	// Config returns the configuration with the remotes in effect, from which the sets may come. It names the tools, by
+	// the label managed-by of their objects (sets.adoptFrom; those of config.Originals that are not listed are only
+	// reported), and the domains of the labels that name the objects' source, which the broker writes itself, too.
+	Config func() *config.Broker
+	Events *report.Events
 }
 
 // Adopter makes objects of one type ours: those of earlier tools, and those of ours that the Calico API server has
@@ -147,13 +127,13 @@ func (a Adopter[T]) original(object T) bool {
 
 // source returns the cluster, namespace and name that an object's pods have; ok is false if it is not to be adopted.
 func (a Adopter[T]) source(have T) (cluster, namespace, name string, ok bool) {
-	if a.Sets == nil || !slices.Contains(a.From, have.GetLabels()[naming.LabelSetManagedBy]) {
+	if a.Sets == nil || !slices.Contains(a.Config().Sets.AdoptFrom, have.GetLabels()[naming.LabelSetManagedBy]) {
 		return "", "", "", false
 	}
-	labels := have.GetLabels()
-	for _, domain := range a.LabelDomains {
+	cfg, labels := a.Config(), have.GetLabels()
+	for _, domain := range cfg.LabelDomains {
 		cluster, name := labels[domain+"/cluster"], labels[domain+"/name"]
-		if a.configured(cluster) && name != "" {
+		if _, ok := cfg.Remote(cluster); ok && name != "" {
 			return cluster, labels[domain+"/namespace"], name, true
 		}
 	}
@@ -187,16 +167,16 @@ func with(m map[string]string, pairs ...string) map[string]string {
 
 // hint returns the remedy for an object that is not adopted; empty if no earlier tool created it.
 func (a Adopter[T]) hint(have T) string {
-	from := have.GetLabels()[naming.LabelSetManagedBy]
-	switch {
-	case !a.original(have):
+	if !a.original(have) {
 		return ""
-	case !slices.Contains(a.From, from):
+	}
+	cfg, from := a.Config(), have.GetLabels()[naming.LabelSetManagedBy]
+	if !slices.Contains(cfg.Sets.AdoptFrom, from) {
 		return fmt.Sprintf("%s created it: set sets.adoptFrom: [%s] to take it over", from, from)
 	}
 	for key, cluster := range have.GetLabels() {
 		domain, ok := strings.CutSuffix(key, "/cluster")
-		if ok && !slices.Contains(a.LabelDomains, domain) && a.configured(cluster) {
+		if _, configured := cfg.Remote(cluster); ok && configured && !slices.Contains(cfg.LabelDomains, domain) {
 			return fmt.Sprintf("%s created it, with labels of %s: set labelDomains: [%s] to take it over", from, domain, domain)
 		}
 	}

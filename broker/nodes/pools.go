@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,50 +16,29 @@ import (
 // This file defines the Calico IPPools that the own cluster needs: a disabled one for each pod subnet of a remote. They
 // depend on the configuration alone.
 
-// Pools are the IPPools of the configured remotes.
-type Pools struct {
-	mu    sync.Mutex
-	pools map[string]*calicov3.IPPool
-}
-
-// NewPools returns one disabled IPPool for each remote pod subnet. Calico then treats traffic to the subnet as pod
-// traffic: it neither masquerades it nor drops it as spoofed.
+// Pools wants one disabled IPPool for each remote pod subnet. Calico then treats traffic to the subnet as pod traffic:
+// it neither masquerades it nor drops it as spoofed. config returns the configuration with the remotes in effect; who
+// changes it must wake the loop that writes.
 //
 // Calico's BIRD learns the agents' routes to a remote from the kernel. If a route lies in any pool without
 // disableBGPExport, disabled or not, BIRD exports it to every BGP peer (projectcalico/calico,
 // confd/etc/calico/confd/templates, calico_export_to_bgp_peers). A node whose agent starts later would then have the
 // route of another node in place of its own (submariner-io/submariner, pull request 3156).
-func NewPools(remotes []config.Remote) *Pools {
-	p := &Pools{}
-	p.Follow(remotes)
-	return p
-}
-
-// Follow replaces the configured remotes. The caller must wake the loop that writes afterwards.
-func (p *Pools) Follow(remotes []config.Remote) {
-	pools := map[string]*calicov3.IPPool{}
-	for _, r := range remotes {
-		for _, subnet := range r.PodPrefixes {
-			pool := pool(r.Name, subnet)
-			pools[pool.Name] = pool
+func Pools(config func() *config.Broker) writes.Desired[*calicov3.IPPool] {
+	all := func() map[string]*calicov3.IPPool {
+		pools := map[string]*calicov3.IPPool{}
+		for _, r := range config().Remotes {
+			for _, subnet := range r.PodPrefixes {
+				pool := pool(r.Name, subnet)
+				pools[pool.Name] = pool
+			}
 		}
+		return pools
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pools = pools
-}
-
-func (p *Pools) Desired() writes.Desired[*calicov3.IPPool] {
 	return writes.Desired[*calicov3.IPPool]{
-		Names: func() []string {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return slices.Sorted(maps.Keys(p.pools))
-		},
+		Names: func() []string { return slices.Sorted(maps.Keys(all())) },
 		Want: func(name, _ string) writes.Answer[*calicov3.IPPool] {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if pool, ok := p.pools[name]; ok {
+			if pool, ok := all()[name]; ok {
 				return writes.Answer[*calicov3.IPPool]{Verdict: writes.Present, Object: pool}
 			}
 			return writes.Answer[*calicov3.IPPool]{Verdict: writes.Absent}

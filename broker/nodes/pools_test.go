@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/report"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -92,7 +93,8 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 		metrics := apply.NewMetrics(registry)
 		events := report.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, registry,
 			slog.New(slog.DiscardHandler))
-		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), NewPools(broker.Remotes).Desired(),
+		desired := Pools(func() *config.Broker { return broker })
+		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), desired,
 			apply.Options{
 				Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events,
 				Log: slog.New(slog.DiscardHandler), Workers: 2,

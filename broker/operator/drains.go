@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/broker/services"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -108,14 +106,14 @@ func (c *Server) drainer(t *semaphorev1.DrainTarget) (*Broker, choice.Target, er
 
 // prefixes returns the subnets of a node's pods: those given, or those that are known.
 func (w *Broker) prefixes(target choice.Target, given []string) ([]netip.Prefix, error) {
-	cluster := func(r config.Remote) bool { return r.Name == target.Cluster }
-	if target.Cluster != "" && target.Cluster != w.Cluster && !slices.ContainsFunc(w.Remotes, cluster) {
+	cfg := w.Config()
+	if _, ok := cfg.Remote(target.Cluster); !ok && target.Cluster != "" && target.Cluster != cfg.Cluster {
 		return nil, status.Errorf(codes.NotFound, "%q is neither this cluster nor a configured remote", target.Cluster)
 	}
 	if target.Node != "" && len(given) == 0 {
-		if target.Cluster == w.Cluster && w.Networks != nil {
+		if target.Cluster == cfg.Cluster && w.Networks != nil {
 			given = w.Networks.Network(target.Node).GetPodPrefixes()
-		} else if target.Cluster != w.Cluster {
+		} else if target.Cluster != cfg.Cluster {
 			given = w.Services.PodCIDRs(target.Cluster, target.Node)
 		}
 		if len(given) == 0 {

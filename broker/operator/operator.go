@@ -34,8 +34,8 @@ type Server struct {
 
 // Broker has the parts of the current broker that calls reach.
 type Broker struct {
-	Cluster    string
-	Remotes    []config.Remote
+	// Config returns the configuration with the remotes in effect.
+	Config     func() *config.Broker
 	Federation *federation.Server
 	// Release removes the objects that the first snapshot of a remote withdrew and the brake retains, of some kinds or of
 	// all, and returns their number.
@@ -121,11 +121,12 @@ func (c *Server) RotateKey(_ context.Context,
 		return nil, status.Error(codes.InvalidArgument, "nodes, all: use one of them")
 	case req.GetWithin().AsDuration() < 0:
 		return nil, status.Errorf(codes.InvalidArgument, "within: %s; use 0 or more", req.GetWithin().AsDuration())
-	case req.GetCluster() != "" &&
-		!slices.ContainsFunc(w.Remotes, func(r config.Remote) bool { return r.Name == req.GetCluster() }):
+	}
+	cfg := w.Config()
+	if _, ok := cfg.Remote(req.GetCluster()); !ok && req.GetCluster() != "" {
 		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", req.GetCluster())
 	}
-	for _, r := range w.Remotes {
+	for _, r := range cfg.Remotes {
 		if why := w.Peering.Undelivered(r.Name); why != "" && !req.GetForce() &&
 			(req.GetCluster() == "" || req.GetCluster() == r.Name) {
 			return nil, status.Errorf(codes.FailedPrecondition,

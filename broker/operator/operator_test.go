@@ -23,7 +23,7 @@ func TestRotateKeyRefused(t *testing.T) {
 	deaf := peering.New(peering.Options{Remotes: remotes, Metrics: peering.NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler)})
 	deaf.SetUndelivered(map[string]string{"c2": "its broker is gone"})
-	leads := &Broker{Peering: deaf, Remotes: remotes}
+	leads := &Broker{Peering: deaf, Config: func() *config.Broker { return &config.Broker{Remotes: remotes} }}
 	for _, c := range []struct {
 		name    string
 		leading *Broker

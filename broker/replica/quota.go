@@ -35,8 +35,9 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
 		of[admission.GroupAddresses] = bound{l.PodCIDRsPerNode, "podCIDRsPerNode"}
 		addresses = "pod CIDRs"
 	case semaphorev1.Kind_KIND_SERVICE:
-		of[admission.Objects], of[admission.Ports] = bound{l.Services, "services"}, bound{l.PortsPerService, "portsPerService"}
-		of[admission.ClusterIPs], of[admission.Exports] = bound{l.ClusterIPs, "clusterIPs"}, bound{l.Exports, "exports"}
+		of[admission.Objects], of[admission.Exports] = bound{l.Services, "services"}, bound{l.Exports, "exports"}
+		of[admission.ClusterIPs] = bound{l.ClusterIPs, "clusterIPs"}
+		of[admission.Ports] = bound{l.PortsPerService, "portsPerService"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
 		of[admission.Objects] = bound{l.EndpointSlices, "endpointSlices"}
 		of[admission.Addresses] = bound{l.Endpoints, "endpoints"}

@@ -43,11 +43,12 @@ func TestGrowth(t *testing.T) {
 	of := func(more []limitedResource, want admission.Resource) bool {
 		return slices.ContainsFunc(more, func(r limitedResource) bool { return r.resource == want })
 	}
-	if more := growth(stood, sliceOf("s", "echo", 3)); !of(more, admission.Addresses) || !of(more, admission.GroupAddresses) ||
-		of(more, admission.Objects) {
+	if more := growth(stood, sliceOf("s", "echo", 3)); !of(more, admission.Addresses) ||
+		!of(more, admission.GroupAddresses) || of(more, admission.Objects) {
 		t.Errorf("an address more needs %v", more)
 	}
-	if more := growth(stood, sliceOf("s", "other", 2)); !of(more, admission.GroupAddresses) || of(more, admission.Addresses) {
+	if more := growth(stood, sliceOf("s", "other", 2)); !of(more, admission.GroupAddresses) ||
+		of(more, admission.Addresses) {
 		t.Errorf("another service needs %v", more)
 	}
 	if more := growth(nil, stood); !of(more, admission.Objects) || !of(more, admission.GroupAddresses) {
