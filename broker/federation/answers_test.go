@@ -27,7 +27,8 @@ func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 			Outcomes:  func(string) []*semaphorev1.Outcome { outcomes++; return nil },
 		})
 	l := s.all()["c2"]
-	st := &stream{session: l.replica.Open(), ended: make(chan struct{})}
+	st := newStream(t.Context())
+	st.session = l.replica.Open()
 	receive := func(m *semaphorev1.PublishRequest) {
 		t.Helper()
 		testkit.Value(s.receive(l, st, message{data: testkit.Value(proto.Marshal(m))(t)}))(t)

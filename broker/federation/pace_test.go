@@ -206,8 +206,8 @@ func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 
 // TestAWaitEndsWithItsStream: a stream that waits acknowledges before, and waits no longer than it lives.
 func TestAWaitEndsWithItsStream(t *testing.T) {
-	ended, never, room := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	close(ended)
+	never, room, lives, ended := make(chan struct{}), make(chan struct{}), newStream(t.Context()), newStream(t.Context())
+	ended.stop(errSuperseded)
 	close(room)
 	cut, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -219,10 +219,10 @@ func TestAWaitEndsWithItsStream(t *testing.T) {
 		acks  error
 		want  error
 	}{
-		{t.Context(), &stream{}, room, nil, nil},
-		{t.Context(), &stream{}, never, unsent, unsent},
-		{t.Context(), &stream{ended: ended, reason: errSuperseded}, never, nil, errSuperseded},
-		{cut, &stream{}, never, nil, errDisconnected},
+		{t.Context(), lives, room, nil, nil},
+		{t.Context(), lives, never, unsent, unsent},
+		{t.Context(), ended, never, nil, errSuperseded},
+		{cut, lives, never, nil, errDisconnected},
 	} {
 		if err := await(c.ctx, c.st, c.until, func() error { return c.acks }); !errors.Is(err, c.want) {
 			t.Errorf("%v, not %v", err, c.want)

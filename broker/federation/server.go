@@ -142,21 +142,18 @@ type link struct {
 type stream struct {
 	session *replica.Session
 	address string
-	// ended is closed when the stream must end, after reason is set.
-	ended  chan struct{}
-	once   sync.Once
-	reason error
+	// ctx ends when the stream must end, and its cause is why: the first reason for which stop was called, even while the
+	// stream sends to an exporter that does not read.
+	ctx  context.Context
+	stop context.CancelCauseFunc
 	// closed means that the stream has ended; the link's lock guards it and outcomes.
 	closed   bool
 	outcomes outcomes
 }
 
-// stop ends the stream, even while it sends to an exporter that does not read.
-func (st *stream) stop(why error) {
-	st.once.Do(func() {
-		st.reason = why
-		close(st.ended)
-	})
+func newStream(call context.Context) *stream {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(call))
+	return &stream{ctx: ctx, stop: stop}
 }
 
 // New makes a server that accepts no remote before Begin.
@@ -273,7 +270,7 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 		l.mu.Unlock()
 		return err
 	}
-	st := &stream{ended: make(chan struct{})}
+	st := newStream(call.Context())
 	if p, ok := peer.FromContext(call.Context()); ok {
 		st.address = p.Addr.String()
 	}
@@ -292,9 +289,13 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 	// Recv, and Send to an exporter that does not read, return only when the call ends: the goroutine ends just after
 	// this function.
 	go func() { st.stop(s.serve(l, st, call)) }()
-	<-st.ended
-	s.streamClosed(l, st, st.reason)
-	return st.reason
+	<-st.ctx.Done()
+	why := context.Cause(st.ctx)
+	if errors.Is(why, io.EOF) {
+		why = nil // the exporter has closed it
+	}
+	s.streamClosed(l, st, why)
+	return why
 }
 
 // errDisconnected ends a stream that the exporter, the network or this broker has cut.
@@ -323,8 +324,8 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		var more bool
 		select {
 		case m, more = <-in.messages:
-		case <-st.ended:
-			return st.reason
+		case <-st.ctx.Done():
+			return context.Cause(st.ctx)
 		case <-noHello:
 			if st.session.Hello() == nil {
 				return status.Errorf(codes.DeadlineExceeded, "no hello within %s", helloTimeout)
@@ -333,8 +334,6 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		}
 		switch {
 		case more:
-		case errors.Is(in.end, io.EOF):
-			return nil
 		case status.Code(in.end) == codes.Canceled:
 			return errDisconnected
 		default:
@@ -409,8 +408,8 @@ func await[T any](ctx context.Context, st *stream, until <-chan T, waits func() 
 	select {
 	case <-until:
 		return nil
-	case <-st.ended:
-		return st.reason
+	case <-st.ctx.Done():
+		return context.Cause(st.ctx)
 	case <-ctx.Done():
 		return errDisconnected
 	}

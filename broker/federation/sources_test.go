@@ -55,7 +55,8 @@ func TestLetInIsNoSecondCluster(t *testing.T) {
 		m.GetHello().SourceId = source
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		st := &stream{session: l.replica.Open(), ended: make(chan struct{}), address: "192.0.2.9:1"}
+		st := newStream(t.Context())
+		st.session, st.address = l.replica.Open(), "192.0.2.9:1"
 		err := s.checkSource(l, st, m.GetHello(), now)
 		if (err == nil) != accepted {
 			t.Fatalf("%q: %v", source, err)

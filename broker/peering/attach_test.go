@@ -20,10 +20,10 @@ func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 		want codes.Code
 	}{{"n1", "u1", codes.OK}, {"n2", "u2", codes.PermissionDenied}, {"n3", "u3", codes.PermissionDenied}} {
 		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}, session: s.options.State.Open("c1", c.node, nil)}
-		a.ctx, a.cancel = context.WithCancel(t.Context())
-		defer a.cancel()
+		a.ctx, a.stop = context.WithCancelCause(t.Context())
+		defer a.stop(nil)
 		s.attach(a)
-		if got := status.Code(a.reason); got != c.want || (a.ctx.Err() != nil) != (c.want != codes.OK) {
+		if got := status.Code(context.Cause(a.ctx)); got != c.want || (a.ctx.Err() != nil) != (c.want != codes.OK) {
 			t.Errorf("node %s with UID %s: %v, %v", c.node, c.uid, got, a.ctx.Err())
 		}
 	}

@@ -44,8 +44,8 @@ func TestRotateKeys(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, received: make(chan struct{}, 1),
 			session: open(t, s.options.State, &semaphorev1.AgentHello{})}
-		a.ctx, a.cancel = context.WithCancel(t.Context())
-		defer a.cancel()
+		a.ctx, a.stop = context.WithCancelCause(t.Context())
+		defer a.stop(nil)
 		s.attach(a)
 	}
 	for _, c := range []struct {

@@ -111,11 +111,9 @@ var errPodEnded = status.Error(codes.PermissionDenied, "the pod has ended")
 type attachment struct {
 	agent Agent
 	since time.Time
-	// ctx ends with the stream, or before it when the stream must end; reason reports why.
-	ctx    context.Context
-	cancel context.CancelFunc
-	once   sync.Once
-	reason error
+	// ctx ends with the stream, or before it when the stream must end. Its cause is the first reason that stop was given.
+	ctx  context.Context
+	stop context.CancelCauseFunc
 	// received is signalled when the agent has sent something that may need an answer.
 	received chan struct{}
 
@@ -141,13 +139,6 @@ func (a *attachment) wake() {
 	}
 }
 
-func (a *attachment) stop(why error) {
-	a.once.Do(func() {
-		a.reason = why
-		a.cancel()
-	})
-}
-
 func New(options Options) *Server {
 	if options.Network == nil {
 		options.Network = func(string) *semaphorev1.NodeNetwork { return nil }
@@ -169,21 +160,18 @@ func (s *Server) Follow(remotes []config.Remote) {
 		configured[r.Name] = true
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	same := proto.Equal(guard, s.guard)
-	s.configured, s.guard = configured, guard
-	var open []*attachment
-	for _, of := range s.perNode {
-		open = append(open, of...)
-	}
-	s.mu.Unlock()
-	if same {
+	if s.configured, s.guard = configured, guard; same {
 		return // the guard names all that agents receive of the configuration beside devices
 	}
-	for _, a := range open {
-		a.mu.Lock()
-		a.session.Configure(configured, guard)
-		a.mu.Unlock()
-		a.wake()
+	for _, open := range s.perNode {
+		for _, a := range open {
+			a.mu.Lock()
+			a.session.Configure(configured, guard)
+			a.mu.Unlock()
+			a.wake()
+		}
 	}
 }
 
@@ -208,9 +196,8 @@ func guardOf(remotes []config.Remote) *semaphorev1.Guard {
 // NodeDeleted ends the stream of a deleted node.
 func (s *Server) NodeDeleted(uid types.UID) {
 	s.mu.Lock()
-	a := s.attached[uid]
-	s.mu.Unlock()
-	if a != nil {
+	defer s.mu.Unlock()
+	if a := s.attached[uid]; a != nil {
 		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
 	}
 }
@@ -220,17 +207,13 @@ func (s *Server) NodeDeleted(uid types.UID) {
 func (s *Server) PodDeleted(uid types.UID) {
 	now := time.Now()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	maps.DeleteFunc(s.endedPods, func(_ types.UID, since time.Time) bool { return now.Sub(since) > admissionTimeout })
 	s.endedPods[uid] = now
-	var ended []*attachment
 	for _, a := range s.attached {
 		if a.agent.PodUID == uid {
-			ended = append(ended, a)
+			a.stop(errPodEnded)
 		}
-	}
-	s.mu.Unlock()
-	for _, a := range ended {
-		a.stop(errPodEnded)
 	}
 }
 
@@ -245,16 +228,20 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, nil),
 	}
 	a.session.setNetwork(s.options.Network(who.agent.Node))
-	a.ctx, a.cancel = context.WithCancel(call.Context())
+	a.ctx, a.stop = context.WithCancelCause(context.WithoutCancel(call.Context()))
+	defer context.AfterFunc(call.Context(), func() { a.stop(status.FromContextError(call.Context().Err()).Err()) })()
 	defer s.trackOpen(a)()
 	// Recv, and Send to an agent that does not read, return only when the call ends: these goroutines end just after
 	// this function.
 	go func() { a.stop(s.receive(a, call)) }()
 	go func() { a.stop(s.send(a, call)) }()
 	s.reviewUntilEnd(a)
-	a.stop(status.FromContextError(call.Context().Err()).Err()) // only if no other reason is known
-	s.detach(a, a.reason)
-	return a.reason
+	why := context.Cause(a.ctx)
+	if errors.Is(why, io.EOF) {
+		why = nil // the agent has closed it
+	}
+	s.detach(a, why)
+	return why
 }
 
 // trackOpen records that a stream is open, and ends the oldest of the node if there are too many. The returned
@@ -372,10 +359,7 @@ func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev
 	semaphorev1.AttachResponse]) error {
 	for {
 		m, err := call.Recv()
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
+		if err != nil {
 			return err
 		}
 		a.mu.Lock()
@@ -446,7 +430,7 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 		case <-noHello:
 			return status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
 		case <-a.ctx.Done():
-			return status.FromContextError(a.ctx.Err()).Err()
+			return context.Cause(a.ctx)
 		}
 	}
 }

@@ -375,19 +375,9 @@ func (s *Session) attachedFrame() *Frame {
 	s.resumed = s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head() && s.position >= j.Oldest()
 	if !s.resumed {
 		all, revision := j.Snapshot()
-		s.position = revision
-		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-			held, t := s.held[cluster], st.remotes[cluster]
-			switch {
-			case t == nil: // perhaps later
-				continue
-			case t.digest == held:
-				s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: revision})
-				s.skip[cluster] = span{0, revision, held}
-			}
-			delete(s.held, cluster)
-		}
-		s.snapshot = s.unskipped(all)
+		s.position = 0
+		s.skipHeld(func(t *remoteState) span { return span{0, revision, t.digest} })
+		s.position, s.snapshot = revision, s.unskipped(all)
 	}
 	return &Frame{
 		message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
@@ -405,19 +395,7 @@ func (s *Session) readJournal() (entries []*entry, next uint64, known *[]string,
 	defer st.mu.Unlock()
 	s.changed = st.changed
 	maps.DeleteFunc(s.skip, func(_ string, of span) bool { return of.upTo <= s.position })
-	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-		held, t := s.held[cluster], st.remotes[cluster]
-		if t == nil {
-			continue
-		}
-		// An earlier stream may have sent a part of the update, which the agent's digest includes. The update can be
-		// skipped only as a whole.
-		if s.position <= t.first.after && t.first.digest == held {
-			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: t.first.upTo})
-			s.skip[cluster] = t.first
-		}
-		delete(s.held, cluster)
-	}
+	s.skipHeld(func(t *remoteState) span { return t.first })
 	if len(s.unchanged) > 0 {
 		return nil, s.position, nil, nil
 	}
@@ -431,6 +409,24 @@ func (s *Session) readJournal() (entries []*entry, next uint64, known *[]string,
 		known = &complete
 	}
 	return s.unskipped(entries), next, known, nil
+}
+
+// skipHeld sends Unchanged in place of the update of each remote whose digest after it is that of what the agent holds.
+// A remote without an update may get one later. The caller must hold the lock of the state.
+func (s *Session) skipHeld(update func(*remoteState) span) {
+	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
+		t := s.state.remotes[cluster]
+		if t == nil {
+			continue
+		}
+		// An earlier stream may have sent a part of the update, which the agent's digest includes. The update can be
+		// skipped only as a whole.
+		if of := update(t); s.position <= of.after && of.digest == s.held[cluster] {
+			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: of.upTo})
+			s.skip[cluster] = of
+		}
+		delete(s.held, cluster)
+	}
 }
 
 // unskipped returns the entries that the agent needs. The argument may be shared.

@@ -132,8 +132,7 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 	}
 	if !known {
 		t.first = span{before, s.journal.Head(), t.digest}
-		s.complete = append(slices.Clone(s.complete), cluster)
-		slices.Sort(s.complete)
+		s.complete = slices.Sorted(maps.Keys(s.remotes))
 	}
 	if s.journal.Head() != before {
 		close(s.changed)
@@ -159,7 +158,7 @@ func (s *State) Remove(cluster string) {
 	}
 	s.remove(t, key{cluster: cluster}, time.Time{}) // after its peers
 	delete(s.remotes, cluster)
-	s.complete = slices.DeleteFunc(slices.Clone(s.complete), func(c string) bool { return c == cluster })
+	s.complete = slices.Sorted(maps.Keys(s.remotes))
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

@@ -104,9 +104,6 @@ type Tunnels struct {
 	Newest time.Time
 	// Sent and Received are bytes per second of all nodes, as they last reported them.
 	Sent, Received uint64
-	// Heard is when a node last reported on the remote, on the local clock; zero for never. Agents do not report while
-	// nothing changes.
-	Heard time.Time
 }
 
 // Tunnels returns the handshakes of own nodes with each remote, by cluster. A remote on which no attached node reports
@@ -146,9 +143,6 @@ func (s *Server) TunnelsTo(remotes []string) map[string]Tunnels {
 			all.Received += t.received
 			if t.newest.After(all.Newest) {
 				all.Newest = t.newest
-			}
-			if heard.After(all.Heard) {
-				all.Heard = heard
 			}
 			out[cluster] = all
 		}
