@@ -85,15 +85,13 @@ func (p Ports) of(g PortGroup) (_ PortGroup, ok bool) {
 	if p == nil {
 		return g, true
 	}
-	fields := strings.Split(g.text.Value(), separator)
-	family, rest := fields[0], fields[1:]
 	var kept [][portFields]string
-	for ; len(rest) >= portFields; rest = rest[portFields:] {
-		if p[PortName{rest[0], rest[1]}] {
-			kept = append(kept, [portFields]string(rest[:portFields]))
+	for fields := range g.ports {
+		if p[PortName{fields[0], fields[1]}] {
+			kept = append(kept, fields)
 		}
 	}
-	return groupOf(family, kept), len(kept) > 0
+	return groupOf(string(g.Family()), kept), len(kept) > 0
 }
 
 // exportedEndpoint is an endpoint as one exported slice describes it.
@@ -143,10 +141,22 @@ func (g PortGroup) Family() discoveryv1.AddressType {
 	return discoveryv1.AddressType(family)
 }
 
-func (g PortGroup) EndpointPorts() []discoveryv1.EndpointPort {
-	fields := strings.Split(g.text.Value(), separator)[1:]
-	var out []discoveryv1.EndpointPort
-	for ; len(fields) >= portFields; fields = fields[portFields:] {
+// ports iterates over the fields of each port: name, protocol, number and application protocol.
+func (g PortGroup) ports(yield func([portFields]string) bool) {
+	_, rest, more := strings.Cut(g.text.Value(), separator)
+	for more {
+		var fields [portFields]string
+		for i := range fields {
+			fields[i], rest, more = strings.Cut(rest, separator)
+		}
+		if !yield(fields) {
+			return
+		}
+	}
+}
+
+func (g PortGroup) EndpointPorts() (out []discoveryv1.EndpointPort) {
+	for fields := range g.ports {
 		number, _ := strconv.ParseInt(fields[2], 10, 32) // groupOf wrote it
 		out = append(out, discoveryv1.EndpointPort{
 			Name:        ptr.To(fields[0]),
@@ -165,22 +175,12 @@ func (g PortGroup) Serves(all map[PortName]int) bool {
 	}
 	seen := make([]bool, len(all))
 	n := 0
-	_, rest, _ := strings.Cut(g.text.Value(), separator)
-	for rest != "" || n == 0 {
-		var name, protocol string
-		name, rest, _ = strings.Cut(rest, separator)
-		protocol, rest, _ = strings.Cut(rest, separator)
-		_, rest, _ = strings.Cut(rest, separator)
-		var more bool
-		_, rest, more = strings.Cut(rest, separator)
-		if i, wanted := all[PortName{name, protocol}]; wanted && !seen[i] {
+	for fields := range g.ports {
+		if i, wanted := all[PortName{fields[0], fields[1]}]; wanted && !seen[i] {
 			seen[i] = true
 			if n++; n == len(all) {
 				return true
 			}
-		}
-		if !more {
-			break
 		}
 	}
 	return false
