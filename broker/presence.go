@@ -2,7 +2,6 @@ package broker
 
 import (
 	"log/slog"
-	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -15,24 +14,16 @@ import (
 // watch adds a watch that reports which remotes are gone, from the reports of exporters and agents.
 func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) {
 	cfg := b.cfg.Load()
-	names := cfg.Names()
-	b.services.MarkLivenessUnknown(names...)
 	w := federation.NewPresence(federation.PresenceOptions{
-		Clusters: names, SilentAfter: cfg.GlobalServices.SilentAfter.Duration,
-		Heard: b.Federation.LastPayload, Tunnels: b.signals, Probe: b.Peering.ProbePeers, OnChange: b.services.SetGone,
+		Clusters: cfg.Names(), SilentAfter: cfg.GlobalServices.SilentAfter.Duration,
+		Heard: b.Federation.LastPayload, Tunnels: b.signals, Probe: b.Peering.ProbePeers,
+		Unknown: b.services.MarkLivenessUnknown, OnChange: b.services.SetGone,
 		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
 		Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
 	b.runs, b.finders = append(b.runs, w.Run), append(b.finders, w.Findings)
-	b.followers = append(b.followers, func(cfg *config.Broker) {
-		now := cfg.Names()
-		b.services.MarkLivenessUnknown(slices.DeleteFunc(slices.Clone(now), func(name string) bool {
-			return slices.Contains(names, name)
-		})...)
-		names = now
-		w.Follow(now)
-	})
+	b.followers = append(b.followers, func(cfg *config.Broker) { w.Follow(cfg.Names()) })
 }
 
 // signals returns what agents report on some remotes.

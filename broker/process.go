@@ -179,7 +179,7 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 			if err != nil {
 				return nil, err
 			}
-			return operator.Sets(req, b.sets.Sets, p.federation.Status)
+			return operator.Sets(req, b.sets, p.federation.Status())
 		}
 		answers.Holders = func(_ context.Context,
 			req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
@@ -187,7 +187,7 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 			if err != nil {
 				return nil, err
 			}
-			return operator.Holders(req, b.sets.Holders)
+			return operator.Holders(req, b.sets)
 		}
 	}
 	return debug.NewServer(p.recorder, p.status, answers)
@@ -208,7 +208,7 @@ func (p *process) leader() (*broker, error) {
 
 // newPage returns the page, which shows what semaphorectl gets.
 func (p *process) newPage() *operator.Page {
-	of := operator.Sources{
+	return operator.NewPage(operator.Sources{
 		Status: func() *semaphorev1.GetStatusResponse {
 			s, err := p.debugger.GetStatus(context.Background(), nil)
 			if err != nil {
@@ -222,26 +222,19 @@ func (p *process) newPage() *operator.Page {
 				b.Peering.WatchClosely()
 			}
 		},
-	}
-	if p.cfg.Features.Has(config.Services) {
-		of.Services = func() []services.Described {
-			b, err := p.leader()
-			if err != nil {
-				return nil
+		Services: func() (all []services.Described) {
+			if b, err := p.leader(); err == nil && b.services != nil {
+				all = b.services.Services()
 			}
-			return b.services.Services()
-		}
-	}
-	if p.cfg.Features.Has(config.Policy) {
-		of.Sets = func() []*semaphorev1.PolicySet {
-			b, err := p.leader()
-			if err != nil {
-				return nil
+			return all
+		},
+		Sets: func() (all []*semaphorev1.PolicySet) {
+			if b, err := p.leader(); err == nil && b.sets != nil {
+				all = b.sets.Sets(&semaphorev1.ListSetsRequest{}, netip.Addr{})
 			}
-			return b.sets.Sets(&semaphorev1.ListSetsRequest{}, netip.Addr{})
-		}
-	}
-	return operator.NewPage(of)
+			return all
+		},
+	})
 }
 
 // lead is the work of the process that leads, until ctx ends.

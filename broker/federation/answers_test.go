@@ -44,7 +44,7 @@ func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 		"withdrawn setmember shop/m4, setmember shop/m5", three, three + ", 1 more"} {
 		receive(players.Deletion(uint64(9+i), objects[i]))
 		l.mu.Lock()
-		got := l.retainedProblem(member)
+		got := s.retainedProblem(l, member)
 		l.mu.Unlock()
 		if retained == "" && got != "" || !strings.HasSuffix(got, retained) {
 			t.Errorf("%d of 8 are withdrawn: %q, want %q", i+1, got, retained)

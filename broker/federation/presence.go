@@ -78,7 +78,9 @@ type PresenceOptions struct {
 	// Probe makes agents try whether nodes of clusters answer; it is called at each poll while their exporters are
 	// silent.
 	Probe func(clusters []string)
-	// OnChange is called for each cluster once its verdict is known, and then for every change.
+	// Unknown is called with clusters that are watched from now on, and OnChange for each cluster once its verdict is known,
+	// and then for every change.
+	Unknown  func(clusters ...string)
 	OnChange func(cluster string, gone bool)
 	// Warn notifies operators with a reason and a sentence. If it is not accepted, it is repeated at the next poll.
 	Warn     func(reason finding.Code, note string) (accepted bool)
@@ -113,10 +115,8 @@ type warning struct {
 
 // NewPresence makes one that has heard nothing. It is a prometheus.Collector.
 func NewPresence(options PresenceOptions) *Presence {
-	w := &Presence{options: options, clusters: map[string]*cluster{}}
-	for _, name := range options.Clusters {
-		w.clusters[name] = &cluster{}
-	}
+	w := &Presence{options: options}
+	w.Follow(options.Clusters)
 	return w
 }
 
@@ -129,6 +129,7 @@ func (w *Presence) Follow(names []string) {
 	for _, name := range names {
 		if w.clusters[name] = was[name]; was[name] == nil {
 			w.clusters[name] = &cluster{}
+			w.options.Unknown(name)
 		}
 	}
 }

@@ -105,6 +105,7 @@ func newFixture(clusters ...string) *fixture {
 	f := &fixture{now: noon}
 	f.Presence = NewPresence(PresenceOptions{
 		Clusters: clusters, SilentAfter: after, Probe: func(clusters []string) { f.probed = clusters },
+		Unknown:  func(...string) {},
 		OnChange: func(cluster string, gone bool) { f.reported = append(f.reported, fmt.Sprint(cluster, " ", gone)) },
 		Warn: func(reason finding.Code, note string) bool {
 			if !f.full {

@@ -124,7 +124,6 @@ type link struct {
 	// isConnected is current != nil for readers without the lock, and view is the last view.
 	isConnected atomic.Bool
 	view        atomic.Pointer[view]
-	brake       config.Brake
 	lastError   string
 	// loggedRefusal is the reason in the last log message about a rejected stream; empty after a stream that was
 	// accepted.
@@ -173,7 +172,6 @@ func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit r
 		kinds:   kinds,
 		replica: replica.New(remote.Name, s.options.Cluster, program.Version, admit),
 		since:   time.Now(),
-		brake:   s.options.Brake,
 	}
 	l.limit(remote.Limits)
 	l.replica.SetLimits(remote.Limits, s.options.Brake)
@@ -579,7 +577,7 @@ func (s *Server) record(l *link, r replica.Result) {
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
 		if h.Objects == h.Total || h.Unexported {
-			s.options.Log.Warn("the brake retains withdrawn objects "+l.brake.Until(l.cluster, h.Unexported), "cluster",
+			s.options.Log.Warn("the brake retains withdrawn objects "+s.options.Brake.Until(l.cluster, h.Unexported), "cluster",
 				l.cluster, "kind", name, "objects", h.Total, "of", h.Peak)
 		}
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back",
@@ -690,7 +688,7 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	}
 	v.findings = refusals(l.cluster, refused)
 	for _, kind := range l.kinds {
-		if line := l.retainedProblem(kind); line != "" {
+		if line := s.retainedProblem(l, kind); line != "" {
 			v.findings = append(v.findings, finding.Detail(finding.Retained, l.cluster, []string{line})...)
 		}
 	}
@@ -745,7 +743,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 
 // retainedProblem describes the objects of a kind that the brake retains, and names some; empty for none. The caller
 // must hold l.mu.
-func (l *link) retainedProblem(kind semaphorev1.Kind) string {
+func (s *Server) retainedProblem(l *link, kind semaphorev1.Kind) string {
 	back := l.replica.Retained(kind, 3)
 	if back.Total == 0 {
 		return ""
@@ -758,6 +756,6 @@ func (l *link) retainedProblem(kind semaphorev1.Kind) string {
 		names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
 	}
 	return fmt.Sprintf("retained since %s, %s: cluster %s has withdrawn %s",
-		back.Since.UTC().Format(time.RFC3339), l.brake.Until(l.cluster, back.Unexported), l.cluster,
+		back.Since.UTC().Format(time.RFC3339), s.options.Brake.Until(l.cluster, back.Unexported), l.cluster,
 		strings.Join(names, ", "))
 }

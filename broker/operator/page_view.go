@@ -189,21 +189,16 @@ func (v *View) encode(most int) []byte {
 
 // halve shortens each table, and returns false if none can be shortened.
 func (v *View) halve() bool {
-	before := len(v.Services) + len(v.Sets) + len(v.Events) + len(v.Nodes) + len(v.Mesh.Links) + len(v.Mesh.Findings) +
-		len(v.Mesh.Pairs) + len(v.Mesh.Clusters) + len(v.Mesh.Notes) + len(v.Lag) + len(v.Mesh.Traffic)
-	v.More["services"] += half(&v.Services)
-	v.More["sets"] += half(&v.Sets)
-	v.More["events"] += half(&v.Events)
-	v.More["nodes"] += half(&v.Nodes)
-	v.More["links"] += half(&v.Mesh.Links)
-	v.More["findings"] += half(&v.Mesh.Findings)
-	v.More["pairs"] += half(&v.Mesh.Pairs)
-	v.More["lag"] += half(&v.Lag)
-	v.More["traffic"] += half(&v.Mesh.Traffic)
-	half(&v.Mesh.Clusters)
-	half(&v.Mesh.Notes)
+	removed := half(&v.Mesh.Clusters) + half(&v.Mesh.Notes)
+	for table, more := range map[string]int{"services": half(&v.Services), "sets": half(&v.Sets),
+		"events": half(&v.Events), "nodes": half(&v.Nodes), "links": half(&v.Mesh.Links),
+		"findings": half(&v.Mesh.Findings), "pairs": half(&v.Mesh.Pairs), "lag": half(&v.Lag),
+		"traffic": half(&v.Mesh.Traffic)} {
+		v.More[table] += more
+		removed += more
+	}
 	v.LinkStates = v.LinkStates[:len(v.Mesh.Links)]
-	return before > 0
+	return removed > 0
 }
 
 func half[T any](list *[]T) int { return cutTo(list, len(*list)/2) }

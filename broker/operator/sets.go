@@ -3,7 +3,6 @@ package operator
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,23 +13,21 @@ import (
 )
 
 // Holders returns the holders of an address as semaphorectl asks for them.
-func Holders(req *semaphorev1.ListHoldersRequest,
-	list func(netip.Addr) ([]*semaphorev1.Holder, time.Time)) (*semaphorev1.ListHoldersResponse, error) {
+func Holders(req *semaphorev1.ListHoldersRequest, e *policy.Engine) (*semaphorev1.ListHoldersResponse, error) {
 	address, err := netip.ParseAddr(req.GetAddress())
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "address: %v", err)
 	}
-	all, since := list(address.Unmap())
+	all, since := e.Holders(address.Unmap())
 	if req.GetAt() != nil {
 		all = policy.At(all, req.GetAt().AsTime())
 	}
 	return &semaphorev1.ListHoldersResponse{Holders: all, Since: timestamppb.New(since)}, nil
 }
 
-// Sets returns the policy sets as semaphorectl asks for them. links returns the status of the remotes' streams.
-func Sets(req *semaphorev1.ListSetsRequest,
-	list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
-	links func() []*semaphorev1.LinkStatus) ([]*semaphorev1.PolicySet, error) {
+// Sets returns the policy sets as semaphorectl asks for them. links are the status of the remotes' streams.
+func Sets(req *semaphorev1.ListSetsRequest, e *policy.Engine,
+	links []*semaphorev1.LinkStatus) ([]*semaphorev1.PolicySet, error) {
 	var address netip.Addr
 	if text := req.GetAddress(); text != "" {
 		var err error
@@ -39,14 +36,14 @@ func Sets(req *semaphorev1.ListSetsRequest,
 		}
 		address = address.Unmap()
 	}
-	out, streams := list(req, address), links()
+	out := e.Sets(req, address)
 	for _, s := range out {
-		i := slices.IndexFunc(streams, func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == s.GetCluster() })
+		i := slices.IndexFunc(links, func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == s.GetCluster() })
 		if i < 0 {
 			continue // the remote is no longer configured
 		}
-		s.Connected = streams[i].GetConnected()
-		for _, k := range streams[i].GetKinds() {
+		s.Connected = links[i].GetConnected()
+		for _, k := range links[i].GetKinds() {
 			if k.GetKind() == semaphorev1.Kind_KIND_SET_MEMBER {
 				s.LastHeard, s.Complete = k.GetLastHeard(), k.GetComplete()
 			}
