@@ -34,7 +34,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/broker/operator"
-	"github.com/kube-semaphore/semaphore/broker/report"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/stored"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -63,9 +62,9 @@ type broker struct {
 	// adopters adopt what earlier tools left of an added remote, before its exporter may connect.
 	adopters []func(context.Context)
 	// adopted has a value after Services were adopted for an added remote.
-	adopted     chan struct{}
-	propagation *report.Tracker
-	metrics     *apply.Metrics
+	adopted chan struct{}
+	// options are those of all loops that write.
+	options apply.Options
 	engines
 	// standing stores peers for the next broker; nil when encryption is off.
 	standing *stored.PeerStore
@@ -76,7 +75,6 @@ type broker struct {
 	reaching *reaching // nil unless services and encryption are both on
 	calico   *apply.Calico
 	mcs      *apply.MCS // nil where nothing is imported
-	events   *report.Events
 	loops    []loop
 	// runs are what runs beside the loops, and finders return its findings.
 	runs    []func(context.Context) error

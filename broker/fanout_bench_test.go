@@ -48,10 +48,9 @@ const reviewTakes = 1200 * time.Microsecond
 // knownNodes has every node.
 type knownNodes struct{}
 
-func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
-func (knownNodes) Synced() bool                                      { return true }
-func (knownNodes) Guarded(string, types.UID)                         {}
-func (knownNodes) Report(string, types.UID, map[string]nodes.Tunnel) {}
+func (knownNodes) UID(name string) (types.UID, bool)                       { return types.UID(name + "-uid"), true }
+func (knownNodes) Synced() bool                                            { return true }
+func (knownNodes) Report(string, types.UID, map[string]nodes.Tunnel, bool) {}
 
 // reviewing returns a client of a fake apiserver that accepts node names as tokens and takes as long as a real one.
 func reviewing(b testing.TB) kubernetes.Interface {

@@ -30,42 +30,28 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// parts are the shared parts that features are built from.
-type parts struct {
-	*process
-	cfg     *config.Broker
-	metrics *apply.Metrics
-	events  *report.Events
-	// options returns the options of all loops that write.
-	options apply.Options
-}
-
 // build builds the broker with the features of a configuration and its remotes. It is called once.
-func (process *process) build(cfg *config.Broker) (*broker, error) {
-	p := parts{process: process, cfg: cfg}
-	p.metrics = apply.NewMetrics(p.registry)
-	p.events = report.NewEvents(p.client, cfg.MirrorNamespace, append(cfg.Names(), cfg.Cluster), p.registry, p.log)
-	p.options = apply.Options{
-		Metrics: p.metrics, Recorder: p.recorder, Events: p.events, Log: p.log, Workers: writers,
-		Budgets: writes.NewBudgets(cfg.Remotes),
-	}
+func (p *process) build(cfg *config.Broker) (*broker, error) {
+	events := report.NewEvents(p.client, cfg.MirrorNamespace, append(cfg.Names(), cfg.Cluster), p.registry, p.log)
 	state := peering.NewState()
 	b := &broker{
-		events: p.events, propagation: p.metrics.Propagation, metrics: p.metrics, adopted: make(chan struct{}, 1),
-		engines: newEngines(cfg, state, p.events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
+		options: apply.Options{Metrics: apply.NewMetrics(p.registry), Recorder: p.recorder, Events: events, Log: p.log,
+			Workers: writers, Budgets: writes.NewBudgets(cfg.Remotes)},
+		engines: newEngines(cfg, state, events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
+		adopted: make(chan struct{}, 1),
 	}
 	b.cfg.Store(cfg)
 	b.Broker = operator.Broker{Config: b.cfg.Load, Federation: p.federation, Release: b.engines.Release,
 		Services: b.services}
-	p.events.WhenRoom(b.engines.Remind)
+	events.WhenRoom(b.engines.Remind)
 	p.registry.MustRegister(every[prometheus.Collector](b.engines)...)
 	if cfg.Features.Has(config.Encryption) {
 		b.buildEncryption(p, state)
 		b.servers = append(b.servers, p.servers.peering(cfg.Listen.Peering, p.source, b.Peering))
 	}
 	b.followers = append(b.followers, func(cfg *config.Broker) {
-		p.events.Follow(append(cfg.Names(), cfg.Cluster))
-		p.options.Budgets.Follow(cfg.Remotes)
+		events.Follow(append(cfg.Names(), cfg.Cluster))
+		b.options.Budgets.Follow(cfg.Remotes)
 	})
 	if cfg.Features.Has(config.Services) {
 		if err := b.buildServices(p); err != nil {
@@ -76,7 +62,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		b.buildPolicy(p)
 	}
 	if cfg.ManageIPPools {
-		pools := apply.Pools(b.calico, nodes.Pools(b.cfg.Load), p.options)
+		pools := apply.Pools(b.calico, nodes.Pools(b.cfg.Load), b.options)
 		b.loops = append(b.loops, loop{writer: pools, kind: writes.IPPool, calico: true})
 		b.followers = append(b.followers, func(*config.Broker) { pools.WakeAll() })
 	}
@@ -95,16 +81,16 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	if b.lists != nil {
 		b.runs = append(b.runs, func(ctx context.Context) error { return kube.FollowStore(ctx, p.storeEvery, b.lists, nil) })
 	}
-	b.runs = append(b.runs, p.events.Run)
+	b.runs = append(b.runs, events.Run)
 	return b, nil
 }
 
-func (b *broker) buildEncryption(p parts, state *peering.State) {
-	cfg := p.cfg
+func (b *broker) buildEncryption(p *process, state *peering.State) {
+	cfg := b.cfg.Load()
 	b.Nodes = nodes.New(p.client, cfg.NodeEndpoints, cfg.Families(), cfg.LocalPrefixes, b.sawNode,
-		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.Peering.NodeDeleted(uid) }, p.options)
+		b.tunnels.LocalNodesKnown, func(uid types.UID) { b.Peering.NodeDeleted(uid) }, b.options)
 	agentPods := apply.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
-		func(uid types.UID) { b.Peering.PodDeleted(uid) }, p.options.Informers())
+		func(uid types.UID) { b.Peering.PodDeleted(uid) }, b.options.Informers())
 	placing := &placing{kube: p.client, namespace: cfg.Agents.Namespace, node: b.Nodes.Node, log: p.log}
 	b.Exempt = placing.exempt
 	networks := nodes.NetworksOptions{
@@ -112,7 +98,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		Changed:    func(node string) { b.Peering.NetworkChanged(node) },
 		NodesKnown: func() bool { return b.Nodes.Synced() },
 		Knows:      func(node string) bool { return b.Peering.KnowsNetwork(node) },
-		Informers:  p.options.Informers(), Log: p.log,
+		Informers:  b.options.Informers(), Log: p.log,
 	}
 	if cfg.ReserveTunnelAddresses {
 		networks.Reserve = p.rest
@@ -129,7 +115,8 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
 		Kube: p.unlimited, Nodes: b.Nodes, PodsKnown: agentPods.Synced, Network: b.Networks.Network, Reports: b.Nodes,
 		State:   state,
-		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
+		Metrics: peering.NewMetrics(p.registry), Propagation: b.options.Metrics.Propagation,
+		Recorder: p.recorder, Log: p.log,
 		Traffic: counted,
 	})
 	b.loops = append(b.loops, loop{writer: b.Nodes, kind: writes.Node}, loop{writer: agentPods, kind: writes.Pod})
@@ -150,13 +137,13 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	}
 }
 
-func (b *broker) buildServices(p parts) error {
-	cfg, bound := p.cfg, services.Loops{Lent: p.events.OwnName}
+func (b *broker) buildServices(p *process) error {
+	cfg, bound := b.cfg.Load(), services.Loops{Lent: b.options.Events.OwnName}
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
 	}
-	adoption := &migrate.Services{Config: b.cfg.Load, Events: p.events, Log: p.log}
-	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), p.options)
+	adoption := &migrate.Services{Config: b.cfg.Load, Events: b.options.Events, Log: p.log}
+	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), b.options)
 	if len(cfg.Services.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, func(ctx context.Context) {
 			services.AdoptAll(ctx)
@@ -166,11 +153,11 @@ func (b *broker) buildServices(p parts) error {
 			}
 		})
 	}
-	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), p.options)
+	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), b.options)
 	bound.Services, bound.Slices = services, slices
 	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
-	b.Drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
+	b.Drains = stored.NewDrains(p.client, cfg.MirrorNamespace, b.services.SetDrains, b.options)
 	p.registry.MustRegister(b.Drains)
 	b.loops = append(b.loops, loop{writer: b.Drains, kind: writes.Drains},
 		loop{writer: services, kind: writes.Service, after: b.Drains},
@@ -184,7 +171,7 @@ func (b *broker) buildServices(p parts) error {
 		local = nil // the own exporter reports the existing ones
 	}
 	if cfg.GlobalServices.OwnNames {
-		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), p.options)
+		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), b.options)
 		bound.OwnSlices = own
 		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.Drains})
 	}
@@ -202,7 +189,7 @@ func (b *broker) buildServices(p parts) error {
 }
 
 // buildImports builds what imports the Services that ServiceExports export, and adds the loops that write it.
-func (b *broker) buildImports(p parts, bound *services.Loops) error {
+func (b *broker) buildImports(p *process, bound *services.Loops) error {
 	client, err := mcs.New(p.rest, writes.FieldManager)
 	if err != nil {
 		return err
@@ -212,33 +199,33 @@ func (b *broker) buildImports(p parts, bound *services.Loops) error {
 	b.finders = append(b.finders,
 		func() []finding.Finding { return finding.Line(finding.MCSUnserved, "", b.mcs.Problem()) },
 		func() []finding.Finding { return finding.Line(finding.ClusterPropertyWrong, "", b.mcs.AboutProblem()) })
-	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), p.options)
+	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), b.options)
 	bound.Imports = imports
-	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
+	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), b.options)
 	bound.ImportSlices = slices
 	namespaces := apply.NewNamespaces(p.client, b.services.KnowNamespaces, b.services.SetNamespace,
-		p.options.Informers())
+		b.options.Informers())
 	b.loops = append(b.loops, loop{writer: imports, kind: writes.ServiceImport, mcs: true},
 		loop{writer: slices, kind: writes.ImportSlice}, loop{writer: namespaces, kind: writes.Namespace})
 	return nil
 }
 
 // buildPolicy builds the parts that write sets of remote pods.
-func (b *broker) buildPolicy(p parts) {
+func (b *broker) buildPolicy(p *process) {
 	if b.lists == nil {
 		b.lists = b.calico.ListSets
 	}
-	adoption := &migrate.Sets{Config: b.cfg.Load, Events: p.events}
-	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), p.options)
+	adoption := &migrate.Sets{Config: b.cfg.Load, Events: b.options.Events}
+	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), b.options)
 	if len(p.cfg.Sets.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, sets.AdoptAll)
 	}
 	b.loops = append(b.loops, loop{writer: sets, kind: writes.GlobalNetworkSet, calico: true})
 	b.sets.Bind(sets)
 	if p.cfg.Sets.Namespaced {
-		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), p.options)
+		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), b.options)
 		b.sets.Bind(sets, namespaced)
-		namespaces := apply.NewNamespaces(p.client, b.sets.KnowLocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
+		namespaces := apply.NewNamespaces(p.client, b.sets.KnowLocalNamespaces, b.sets.LocalNamespace, b.options.Informers())
 		b.loops = append(b.loops,
 			loop{writer: namespaced, kind: writes.NetworkSet, calico: true}, loop{writer: namespaces, kind: writes.Namespace})
 	}

@@ -70,7 +70,7 @@ func (f *following) forgetSeries(now time.Time, b *broker) {
 	defer f.mu.Unlock()
 	for name, since := range f.removed {
 		f.process.received.Forget(name)
-		b.metrics.Forget(name)
+		b.options.Metrics.Forget(name)
 		if now.Sub(since) > seriesLinger {
 			delete(f.removed, name)
 		}

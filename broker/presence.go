@@ -18,7 +18,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 		Clusters: cfg.Names(), SilentAfter: cfg.GlobalServices.SilentAfter.Duration,
 		Heard: b.Federation.LastPayload, Tunnels: b.signals, Probe: b.Peering.ProbePeers,
 		Unknown: b.services.MarkLivenessUnknown, OnChange: b.services.SetGone,
-		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
+		Warn:     func(reason finding.Code, note string) bool { return b.options.Events.Warn("", reason, note) },
 		Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)

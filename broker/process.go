@@ -166,7 +166,7 @@ func newFederation(p *process) *federation.Server {
 	p.received = federation.NewMetrics(p.registry)
 	return federation.New(federation.Options{
 		Cluster: p.cfg.Cluster, Local: p.cfg.LocalPrefixes, Brake: p.cfg.Brake, LabelDomains: domains,
-		Warn:    func(reason finding.Code, note string) { p.leading.Load().events.Warn("", reason, note) },
+		Warn:    func(reason finding.Code, note string) { p.leading.Load().options.Events.Warn("", reason, note) },
 		Metrics: p.received, Recorder: p.recorder, Log: p.log,
 	})
 }

@@ -81,7 +81,7 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 	}
 	if b := p.leading.Load(); leads && b != nil {
 		out.Ready, out.Links, out.Drains = p.working() == nil, b.Federation.Status(), b.DrainsStatus()
-		b.propagation.AddTo(out.Links)
+		b.options.Metrics.Propagation.AddTo(out.Links)
 		if b.engines.services != nil {
 			out.MultiCluster = b.engines.services.MultiCluster()
 			names, total := b.engines.services.OwnNames()

@@ -89,24 +89,19 @@ func NewNetworks(options NetworksOptions) *Networks {
 
 // PutNode records a node with the remotes that it calls, and the known addresses of the host itself in its pod network.
 func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
-	name, calls := node.Name, Calls(node)
-	n.mu.Lock()
-	differs := !slices.Equal(n.own[name], own) || !slices.Equal(n.calls[name], calls)
-	n.own[name], n.calls[name] = own, calls
-	n.mu.Unlock()
-	n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutNode(node) })
-	if differs {
-		n.addressesChanged(name)
-	}
+	n.change(func(t *podcidr.Table) []string {
+		n.own[node.Name], n.calls[node.Name] = own, Calls(node)
+		return append(affected(t.PutNode(node)), node.Name)
+	})
 }
 
 func (n *Networks) DeleteNode(name string) {
-	n.mu.Lock()
-	delete(n.nodes, name)
-	delete(n.own, name)
-	delete(n.calls, name)
-	n.mu.Unlock()
-	n.change(func(t *podcidr.Table) podcidr.Changed { return t.DeleteNode(name) })
+	n.change(func(t *podcidr.Table) []string {
+		delete(n.nodes, name)
+		delete(n.own, name)
+		delete(n.calls, name)
+		return affected(t.DeleteNode(name))
+	})
 }
 
 // Network returns the network of a node, which is immutable; nil while it is unknown.
@@ -119,17 +114,11 @@ func (n *Networks) Network(node string) *semaphorev1.NodeNetwork {
 	return n.nodes[node]
 }
 
-// change changes the table, and calls Changed for each node whose network changed.
-func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
+// change changes the table, or what else networks depend on, and calls Changed for each node whose network changed.
+// change returns the names of those for which it may have.
+func (n *Networks) change(change func(*podcidr.Table) []string) {
 	n.mu.Lock()
-	var differ []string
-	for _, step := range change(n.table).Nodes {
-		// The order does not matter to agents: a prefix that two nodes have for a moment does not belong to a remote
-		// node yet.
-		if n.renew(step.Name) {
-			differ = append(differ, step.Name)
-		}
-	}
+	differ := slices.DeleteFunc(change(n.table), func(name string) bool { return !n.renew(name) })
 	synced := n.synced
 	n.mu.Unlock()
 	if synced {
@@ -139,14 +128,23 @@ func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 	}
 }
 
-// addressesChanged records that the addresses of a node may have changed.
-func (n *Networks) addressesChanged(name string) {
-	n.mu.Lock()
-	differs := n.nodes[name] != nil && n.renew(name) && n.synced
-	n.mu.Unlock()
-	if differs {
-		n.options.Changed(name)
+// affected returns the nodes of all steps of a change. The order does not matter to agents: a prefix that two nodes have
+// for a moment does not belong to a remote node yet.
+func affected(c podcidr.Changed) (names []string) {
+	for _, step := range c.Nodes {
+		names = append(names, step.Name)
 	}
+	return names
+}
+
+// addressesChanged records that the reserved addresses of a node may have changed.
+func (n *Networks) addressesChanged(name string) {
+	n.change(func(*podcidr.Table) []string {
+		if n.nodes[name] == nil {
+			return nil
+		}
+		return []string{name}
+	})
 }
 
 // renew computes the network of a node, and reports whether it changed. The caller holds mu.
@@ -312,11 +310,11 @@ func (n *Networks) follow(ctx context.Context) error {
 			return a
 		},
 		Saw: func(_, a *kube.BlockAffinity, gone bool) {
-			n.change(func(t *podcidr.Table) podcidr.Changed {
+			n.change(func(t *podcidr.Table) []string {
 				if gone {
-					return t.DeleteBlock(a.Name)
+					return affected(t.DeleteBlock(a.Name))
 				}
-				return t.PutBlock(a)
+				return affected(t.PutBlock(a))
 			})
 		},
 		Failed: n.failed,

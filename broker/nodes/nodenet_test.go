@@ -79,9 +79,9 @@ func TestOwnAddressesOfBothFamilies(t *testing.T) {
 		netip.MustParseAddr("fd00:1::9")}}}
 	n.PutNode(node("n1"), []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00:1::1")})
 	for _, block := range []string{"10.1.1.0/26", "fd00:1::/122"} {
-		n.change(func(t *podcidr.Table) podcidr.Changed {
-			return t.PutBlock(&kube.BlockAffinity{ObjectMeta: metav1.ObjectMeta{Name: block},
-				Spec: kube.BlockAffinitySpec{Node: "n1", CIDR: block, State: "confirmed"}})
+		n.change(func(t *podcidr.Table) []string {
+			return affected(t.PutBlock(&kube.BlockAffinity{ObjectMeta: metav1.ObjectMeta{Name: block},
+				Spec: kube.BlockAffinitySpec{Node: "n1", CIDR: block, State: "confirmed"}}))
 		})
 	}
 	if got := n.Network("n1"); len(got.GetPodPrefixes()) != 2 || len(got.GetTunnelAddresses()) > 0 {

@@ -99,29 +99,16 @@ func (n *Nodes) Follow(families map[string]config.Family) {
 	}
 }
 
-// Report records a report of a node's agent on all its devices, by remote cluster.
-func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
+// Report records a report of a node's agent on all its devices, by remote cluster. A node that was guarded once guards
+// the pod subnets of all remotes, so that pods may run there: the broker then removes its taint.
+func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel, guarded bool) {
 	n.mu.Lock()
 	was, ok := n.reports[node]
-	n.reports[node] = agentReport{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
+	ok = ok && was.uid == uid
+	is := agentReport{uid, maps.Clone(tunnels), guarded || ok && was.guarded}
+	n.reports[node] = is
 	n.mu.Unlock()
-	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
-		n.loop.News(node)
-	}
-}
-
-// Guarded records, after the agent's first report, that a node guards the pod subnets of all remotes, so that pods may
-// run there. The broker then removes its taint.
-func (n *Nodes) Guarded(node string, uid types.UID) {
-	n.mu.Lock()
-	r, ok := n.reports[node]
-	news := ok && r.uid == uid && !r.guarded
-	if news {
-		r.guarded = true
-		n.reports[node] = r
-	}
-	n.mu.Unlock()
-	if news {
+	if !ok || was.guarded != is.guarded || !maps.Equal(was.tunnels, tunnels) {
 		n.loop.News(node)
 	}
 }

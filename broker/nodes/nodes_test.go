@@ -71,10 +71,10 @@ func TestNodeAnnotations(t *testing.T) {
 	requests.Take()
 	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820},
 		"c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
-	o.Report("n1", n1.UID, tunnels)
-	o.Report("n6", n6.UID, tunnels)
-	o.Report("lost", lost.UID, tunnels)
-	o.Report("unknown", "x", tunnels)
+	o.Report("n1", n1.UID, tunnels, false)
+	o.Report("n6", n6.UID, tunnels, false)
+	o.Report("lost", lost.UID, tunnels, false)
+	o.Report("unknown", "x", tunnels, false)
 	annotations := func(name string) map[string]string {
 		n := kubetest.Get(t, api, name)
 		return n.Annotations
@@ -94,14 +94,14 @@ func TestNodeAnnotations(t *testing.T) {
 		t.Errorf("requests %v: one patch a node", got)
 	}
 	t.Run("the same report again", func(t *testing.T) {
-		o.Report("n1", n1.UID, tunnels)
+		o.Report("n1", n1.UID, tunnels, false)
 		time.Sleep(100 * time.Millisecond)
 		if got := requests.Take(); len(got) > 0 {
 			t.Errorf("requests %v", got)
 		}
 	})
 	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
-		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
+		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}}, false)
 		applytest.Eventually(t, "the key is new", func() (bool, string) {
 			a := annotations("n1")
 			return strings.HasPrefix(a["c2.wireguard.semaphore.uw.io/pubKey"], "CQ"), fmt.Sprint(a)
@@ -138,10 +138,11 @@ func TestNodeAnnotations(t *testing.T) {
 		if got := taints("n1"); len(got) != 4 {
 			t.Fatalf("before the agent has said that the node is guarded: %q", got)
 		}
-		o.Guarded("n1", "another")
-		o.Guarded("n1", n1.UID)
-		o.Guarded("lost", lost.UID) // which cannot be annotated
-		o.Guarded("unknown", "x")
+		fewer := map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}}
+		o.Report("n1", "another", fewer, true)
+		o.Report("n1", n1.UID, fewer, true)
+		o.Report("lost", lost.UID, tunnels, true) // which cannot be annotated
+		o.Report("unknown", "x", nil, true)
 		for _, name := range []string{"n1", "lost"} {
 			applytest.Eventually(t, name, func() (bool, string) {
 				got := taints(name)
@@ -159,7 +160,7 @@ func TestNodeAnnotations(t *testing.T) {
 		testkit.Must(t, api.Delete(ctx, "n1", metav1.DeleteOptions{}))
 		anew := make("n1", "172.18.1.11")
 		applytest.Eventually(t, "seen", func() (bool, string) { uid, _ := o.UID("n1"); return uid == anew.UID, string(uid) })
-		o.Report("n1", n1.UID, tunnels) // of the agent of the old one
+		o.Report("n1", n1.UID, tunnels, false) // of the agent of the old one
 		time.Sleep(200 * time.Millisecond)
 		if a := annotations("n1"); a["c2.wireguard.semaphore.uw.io/pubKey"] != "" {
 			t.Errorf("annotated for an agent of a node that no longer exists: %v", a)
@@ -183,7 +184,7 @@ func TestStaleWriter(t *testing.T) {
 	opts, registry := applytest.Options()
 	n := New(admin, []config.EndpointKind{config.InternalIP}, nil, nil, nil, nil, nil, opts)
 	n.saw(nil, reduceNode(node), false)
-	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
+	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}}, false)
 
 	theirs := node.DeepCopy()
 	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's",

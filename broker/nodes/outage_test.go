@@ -65,7 +65,7 @@ func nodeAt(name string, addresses ...string) *corev1.Node {
 
 func (m *many) report(key byte) {
 	for _, name := range m.Names() {
-		m.Report(name, types.UID(name), map[string]Tunnel{"c2": {PublicKey: [32]byte{key}, ListenPort: 7775}})
+		m.Report(name, types.UID(name), map[string]Tunnel{"c2": {PublicKey: [32]byte{key}, ListenPort: 7775}}, false)
 	}
 }
 

@@ -46,9 +46,8 @@ const helloTimeout = 10 * time.Second
 const maxOpen = 3
 
 type Reports interface {
-	Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel)
-	// Guarded is called when a node guards the pod subnets of all configured remotes.
-	Guarded(node string, uid types.UID)
+	// Report is called with guarded when the node guards the pod subnets of all configured remotes.
+	Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel, guarded bool)
 }
 
 type Options struct {
@@ -381,13 +380,11 @@ func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev
 			s.options.Propagation.Observe(p.Cluster, writes.Node, time.Since(p.ObservedAt))
 		}
 		if received.Report != nil && s.current(a) {
-			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
+			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels,
+				received.Report.Guarded)
 			if s.options.Traffic != nil {
 				s.options.Traffic.Report(a.agent.Node, received.Report.traffic, time.Now())
 				received.Report.traffic = nil
-			}
-			if received.Report.Guarded {
-				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
 			}
 		}
 		if received.Hello || received.Report != nil { // nothing else is answered

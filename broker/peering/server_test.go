@@ -67,18 +67,15 @@ func (n *knownNodes) Synced() bool {
 	return n.synced
 }
 
-func (n *knownNodes) Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel) {
+func (n *knownNodes) Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel, guarded bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for cluster, t := range tunnels {
 		n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " ", cluster, " ", t.ListenPort, " ", t.PublicKey[0]))
 	}
-}
-
-func (n *knownNodes) Guarded(node string, uid types.UID) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " guarded"))
+	if guarded {
+		n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " guarded"))
+	}
 }
 
 func (n *knownNodes) reported() string {
