@@ -44,7 +44,7 @@ type braking interface {
 }
 
 func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now func() time.Time) engines {
-	e := engines{feed: federation.Feed{Warn: warn, Brake: cfg.Brake}}
+	var e engines
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = mesh.NewEngine(cfg, peers, warn)
 		e.all = append(e.all, e.tunnels)
@@ -58,7 +58,7 @@ func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now fun
 		e.all = append(e.all, e.sets)
 	}
 	for _, one := range e.all {
-		e.feed.Queues = append(e.feed.Queues, one.Queue())
+		e.feed = append(e.feed, one.Queue())
 	}
 	return e
 }

@@ -166,7 +166,9 @@ func newFederation(p *process) *federation.Server {
 	p.received = federation.NewMetrics(p.registry)
 	return federation.New(federation.Options{
 		Cluster: p.cfg.Cluster, Local: p.cfg.LocalPrefixes, Brake: p.cfg.Brake, LabelDomains: domains,
-		Warn:    func(reason finding.Code, note string) { p.leading.Load().options.Events.Warn("", reason, note) },
+		Warn: func(cluster, topic string, reason finding.Code, note string) bool {
+			return p.leading.Load().options.Events.WarnOf(cluster, topic, reason, note)
+		},
 		Metrics: p.received, Recorder: p.recorder, Log: p.log,
 	})
 }

@@ -75,8 +75,9 @@ type Options struct {
 	Brake config.Brake
 	// LabelDomains are the domains of the labels of sets here; empty if no sets are written.
 	LabelDomains []string
-	// Warn notifies the operators of the own cluster with a reason and a sentence; may be nil.
-	Warn     func(reason finding.Code, note string)
+	// Warn notifies the operators of the own cluster of a problem of a remote ("" for none), which its topic tells from
+	// others, with a reason and a sentence; may be nil.
+	Warn     func(cluster, topic string, reason finding.Code, note string) (accepted bool)
 	Metrics  *Metrics
 	Recorder *debug.Recorder
 	Log      *slog.Logger
@@ -157,6 +158,9 @@ func newStream(call context.Context) *stream {
 
 // New makes a server that accepts no remote before Begin.
 func New(options Options) *Server {
+	if options.Warn == nil {
+		options.Warn = func(string, string, finding.Code, string) bool { return true }
+	}
 	s := &Server{options: options}
 	s.links.Store(&map[string]*link{})
 	options.Metrics.reg.MustRegister(collector{s})
@@ -523,8 +527,8 @@ func (s *Server) streamOpened(l *link, st *stream, now time.Time) {
 	if uid := uidOf(st.session.Hello().GetSourceId()); uid != "" && l.cluster != s.options.Cluster {
 		s.sources.learn(l.cluster, uid)
 	}
-	if line := s.labelDomainsProblem(l); line != "" && s.options.Warn != nil {
-		s.options.Warn(finding.LabelDomainsDiffer, line)
+	if line := s.labelDomainsProblem(l); line != "" {
+		s.options.Warn("", line, finding.LabelDomainsDiffer, line)
 	}
 	s.options.Log.Info("exporter connected", "cluster", l.cluster, "address", st.address, "version", l.software)
 	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "connect",
@@ -570,15 +574,20 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 // record updates the metrics, and writes log messages and Events, for a result.
 func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
+		s.options.Warn(l.cluster, "Refused "+refused.Key.String()+" "+string(refused.Code), finding.Refused,
+			fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, l.cluster, refused.Reason, refused.Code))
 		s.options.Metrics.refused(l.cluster, refused)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse",
 			Detail: string(refused.Code) + ": " + refused.Reason, ObservedAt: refused.ObservedAt})
 	}
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
-		if h.Objects == h.Total || h.Unexported {
-			s.options.Log.Warn("the brake retains withdrawn objects "+s.options.Brake.Until(l.cluster, h.Unexported), "cluster",
-				l.cluster, "kind", name, "objects", h.Total, "of", h.Peak)
+		if h.Objects == h.Total || h.Unexported { // those that follow belong to the same withdrawal
+			until := s.options.Brake.Until(l.cluster, h.Unexported)
+			s.options.Warn(l.cluster, "Retained "+name, finding.Retained, fmt.Sprintf(
+				"cluster %s withdrew so many %ss that the broker retains %d of %d %s", l.cluster, name, h.Total, h.Peak, until))
+			s.options.Log.Warn("the brake retains withdrawn objects "+until, "cluster", l.cluster, "kind", name, "objects",
+				h.Total, "of", h.Peak)
 		}
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back",
 			Detail: fmt.Sprintf("%d objects, %d in total, of %d that were exported", h.Objects, h.Total, h.Peak)})

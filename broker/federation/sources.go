@@ -125,9 +125,7 @@ func (s *Server) checkSource(l *link, st *stream, hello *semaphorev1.Hello, now 
 		line := s.secondSource(l, now)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "refuse",
 			Detail: line})
-		if s.options.Warn != nil {
-			s.options.Warn(finding.SourceRefused, line)
-		}
+		s.options.Warn("", line, finding.SourceRefused, line)
 	}
 	return s.sourceRefused(l, stands, offered)
 }

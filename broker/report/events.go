@@ -100,11 +100,9 @@ func NewEvents(kube kubernetes.Interface, namespace string, remotes []string, re
 				"waiting, or too many of a remote wait), failed.",
 		}, []string{"result"}),
 		perSecond: eventsPerSecond, burst: eventsBurst,
-		instance: instance, news: make(chan struct{}, 1), budgets: map[string]*budget{"": nil},
+		instance: instance, news: make(chan struct{}, 1),
 	}
-	for _, remote := range remotes {
-		e.budgets[remote] = nil
-	}
+	e.Follow(remotes)
 	reg.MustRegister(e.results)
 	return e
 }
