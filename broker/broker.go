@@ -83,12 +83,10 @@ type broker struct {
 	// outcomes returns the results of a remote's services; nil if none are mirrored.
 	outcomes func(cluster string) []*semaphorev1.Outcome
 	// failing returns the Services that cannot be written, with the reason; nil if none are mirrored.
-	failing func() map[string]string
-	// listening is the number of servers that listen.
+	failing   func() map[string]string
 	listening atomic.Int32
 }
 
-// loop is a goroutine of the broker.
 type loop struct {
 	writer
 	kind   writes.ObjectKind

@@ -29,7 +29,6 @@ type engines struct {
 type engine interface {
 	Run(context.Context) error
 	Queue() *replica.Queue
-	// Follow sets the configured remotes.
 	Follow([]config.Remote)
 	// Remind repeats the warnings about problems for which there was no room.
 	Remind()
@@ -108,7 +107,6 @@ func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// findings returns the faults of remotes' exports.
 func (e engines) findings() (found []finding.Finding) {
 	for _, one := range e.all {
 		found = append(found, one.Findings()...)

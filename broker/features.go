@@ -210,7 +210,6 @@ func (b *broker) buildImports(p *process, bound *services.Loops) error {
 	return nil
 }
 
-// buildPolicy builds the parts that write sets of remote pods.
 func (b *broker) buildPolicy(p *process) {
 	if b.lists == nil {
 		b.lists = b.calico.ListSets

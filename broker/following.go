@@ -50,7 +50,6 @@ func (f *following) tunnelsNow(now time.Time, read func() map[string]peering.Tun
 // seriesLinger is how long the series of a removed remote are deleted again: the removal of its objects still counts.
 const seriesLinger = 10 * time.Minute
 
-// leave records which remotes have come and gone.
 func (f *following) leave(now time.Time, before *remotes.Decision, inEffect remotes.Objects) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,7 +63,6 @@ func (f *following) leave(now time.Time, before *remotes.Decision, inEffect remo
 	}
 }
 
-// forgetSeries deletes the series of removed remotes.
 func (f *following) forgetSeries(now time.Time, b *broker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,7 +98,6 @@ func (f *following) findings() []finding.Finding {
 	return found
 }
 
-// first waits until the remotes in effect are known.
 func (f *following) first(ctx context.Context) (*config.Broker, error) {
 	for {
 		if d := f.decide(ctx); d != nil {
@@ -201,7 +198,6 @@ func (f *following) publishedPorts(ctx context.Context, before, objects remotes.
 
 func sortedNames[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
 
-// report writes the status of each RemoteCluster that changed.
 func (f *following) report(ctx context.Context, b *broker) {
 	decided := f.Decided()
 	if decided == nil {

@@ -14,7 +14,6 @@ var (
 	peeringConnections    = conns.Limits{All: 16_384, Unproven: 8_192, Each: 4}
 )
 
-// owner returns the identity of a connection's certificate.
 func owner(info credentials.AuthInfo) string {
 	id, err := identity.OfAuthInfo(info)
 	if err != nil {

@@ -179,7 +179,6 @@ func sourceOf(d services.Described) string {
 	return ""
 }
 
-// describe returns a text about a Service's endpoints.
 func describe(d services.Described) string {
 	text := "mirror"
 	if d.Global {

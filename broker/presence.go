@@ -26,7 +26,6 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	b.followers = append(b.followers, func(cfg *config.Broker) { w.Follow(cfg.Names()) })
 }
 
-// signals returns what agents report on some remotes.
 func (b *broker) signals(remotes []string) map[string]federation.Signals {
 	out := map[string]federation.Signals{}
 	for cluster, tunnels := range b.Peering.TunnelsTo(remotes) {

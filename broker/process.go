@@ -140,7 +140,6 @@ func (p *process) refuse(ctx context.Context) error {
 	return p.inEffect.RefuseLosses(ctx, p.cfg)
 }
 
-// newFront returns the front that routes calls to this replica while it leads.
 func (p *process) newFront() (*leader.Front, error) {
 	listen := map[string]string{federationPort: p.cfg.Listen.Federation, httpPort: p.cfg.Listen.HTTP}
 	if p.cfg.Features.Has(config.Encryption) {
@@ -208,7 +207,6 @@ func (p *process) leader() (*broker, error) {
 	return b, nil
 }
 
-// newPage returns the page, which shows what semaphorectl gets.
 func (p *process) newPage() *operator.Page {
 	return operator.NewPage(operator.Sources{
 		Status: func() *semaphorev1.GetStatusResponse {

@@ -35,7 +35,6 @@ type reaching struct {
 	remotes map[string]*reached
 }
 
-// reached is the state of one remote.
 type reached struct {
 	strict bool
 	gate   choice.Gate
@@ -92,7 +91,6 @@ func (r *reaching) restore(cluster string, peers []replica.Change) {
 	}
 }
 
-// run follows the peers until ctx ends.
 func (r *reaching) run(ctx context.Context) error {
 	tick := time.NewTicker(reachEvery)
 	defer tick.Stop()
@@ -145,7 +143,6 @@ func (r *reaching) look(digests map[string]streams.Digest, now time.Time) {
 	}
 }
 
-// maxUnreachedNodes bounds the nodes that a finding names.
 const maxUnreachedNodes = 5
 
 // findings names the nodes whose ready endpoints are not used, and why no tunnel leads to them. refused returns why
@@ -182,7 +179,6 @@ func (r *reaching) findings(refused func(cluster string) map[string]string) (fou
 	return found
 }
 
-// unreachedNode says why no tunnel leads to a node.
 func unreachedNode(node, refused string, keyless, waits bool) string {
 	switch {
 	case node == "":

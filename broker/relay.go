@@ -24,8 +24,7 @@ import (
 
 const (
 	// concurrent relayed connections: semaphorectl has one
-	relayed = 16
-	// reachLeader bounds the time to find and reach the leader.
+	relayed     = 16
 	reachLeader = 5 * time.Second
 )
 
@@ -40,7 +39,6 @@ type relay struct {
 	log    *slog.Logger
 }
 
-// serve listens until ctx ends.
 func (r *relay) serve(ctx context.Context) error {
 	path := conns.ToLeader(r.cfg.Listen.DebugSocket)
 	if len(r.pod.IPs) == 0 || path == "" {
@@ -78,7 +76,6 @@ func (r *relay) serve(ctx context.Context) error {
 	}
 }
 
-// carry copies between a connection and the leader until one of them ends.
 func (r *relay) carry(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
 	leader, err := r.dial(ctx)

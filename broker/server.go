@@ -34,8 +34,7 @@ const (
 	// A peer that disappears without closing the connection is noticed within pingEvery + pingTimeout.
 	pingEvery   = 10 * time.Second
 	pingTimeout = 5 * time.Second
-	// Clients may ping this often.
-	pingAtMost = 5 * time.Second
+	pingAtMost  = 5 * time.Second
 	// maxHeaders bounds the headers, which have little more than a token.
 	maxHeaders = 64 << 10
 	// handshakeTimeout for TLS and HTTP/2.
@@ -49,7 +48,6 @@ const (
 	maxAge, maxGrace = 80 * time.Minute, time.Minute
 )
 
-// alive returns the keepalive options of every listener.
 var alive = keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout, MaxConnectionIdle: idle}
 
 // servers builds the gRPC servers, which share their metrics.

@@ -44,7 +44,6 @@ func (b *broker) synced() error {
 	return nil
 }
 
-// status serves the status to semaphorectl.
 func (p *process) status() *semaphorev1.GetStatusResponse {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
 		out.Nodes = b.Peering.Status(b.Nodes.Names(), b.Exempt)

@@ -47,10 +47,8 @@ const (
 type Checker struct {
 	remote *config.Remote
 	local  []netip.Prefix
-	// others are the pod subnets of the other remotes.
 	others []netip.Prefix
-	// own is true for the own cluster.
-	own bool
+	own    bool
 }
 
 // New makes the checker of a remote. local are the own cluster's subnets, others the pod subnets of other remotes.

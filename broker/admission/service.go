@@ -227,7 +227,6 @@ func (t *check) ports(all []*semaphorev1.Port) bool {
 	return true
 }
 
-// endpointSlice returns a slice without its invalid endpoints.
 func (t *check) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
 	s := o.GetEndpointSlice()
 	if !t.label("service", s.GetService()) {

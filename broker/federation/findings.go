@@ -19,7 +19,6 @@ func (s *Server) Findings() (found []finding.Finding) {
 	return found
 }
 
-// refusals returns a finding for each code.
 func refusals(cluster string, all []replica.Refused) (found []finding.Finding) {
 	at := map[finding.Code]int{}
 	for n, r := range all {

@@ -31,7 +31,6 @@ type Engines struct {
 	Outcomes func(cluster string) []*semaphorev1.Outcome
 }
 
-// Why a change of the remotes ends a stream.
 var (
 	errRemoved = status.Error(codes.PermissionDenied, "this cluster no longer imports from yours")
 	errChanged = status.Error(codes.Aborted, "the configuration for your cluster has changed here: begin another stream")
@@ -104,7 +103,6 @@ func admissionOf(remotes []config.Remote, of int, local []netip.Prefix) replica.
 	return admission.New(&remotes[of], local, others...).Check
 }
 
-// change makes a link serve its remote as it is now.
 func (s *Server) change(l *link, remote config.Remote, admit replica.Admit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

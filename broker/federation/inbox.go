@@ -71,7 +71,6 @@ type message struct {
 	changes int
 }
 
-// name returns the protocol's name of the message.
 func (m message) name() string {
 	if f := (&semaphorev1.PublishRequest{}).ProtoReflect().Descriptor().Fields().ByNumber(m.kind); f != nil {
 		return string(f.Name())
@@ -141,7 +140,6 @@ func newInbox() *inbox {
 
 func weight(m message) int64 { return int64(min(max(len(m.data), minQueued), maxQueued)) }
 
-// fill receives messages until the call ends.
 func (in *inbox) fill(call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) {
 	defer close(in.messages)
 	in.end = in.read(call.Context(), call)

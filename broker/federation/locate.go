@@ -9,7 +9,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 )
 
-// Located is the state of an object of one cluster.
 type Located struct {
 	Cluster string
 	Objects []replica.Located

@@ -53,7 +53,6 @@ func (m *Metrics) change(cluster string, c replica.Change) {
 	m.changesTotal.WithLabelValues(cluster, semaphorev1.KindName(c.Key.Kind), op).Inc()
 }
 
-// Forget deletes the series of a remote that is no longer configured.
 func (m *Metrics) Forget(cluster string) {
 	for _, v := range []*prometheus.CounterVec{m.refusedTotal, m.changesTotal, m.limitedTotal} {
 		v.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
@@ -90,7 +89,6 @@ var (
 		[]string{"cluster"}, nil)
 )
 
-// collector reads the links at each scrape.
 type collector struct{ server *Server }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

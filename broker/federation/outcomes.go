@@ -14,8 +14,7 @@ const maxOutcomes = 10_000
 
 // outcomes are the outcomes of services that were sent on a stream.
 type outcomes struct {
-	sent map[outcomeKey]*semaphorev1.Outcome
-	// omitted is the number of outcomes that were not sent.
+	sent    map[outcomeKey]*semaphorev1.Outcome
 	omitted uint64
 }
 

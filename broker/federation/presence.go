@@ -21,7 +21,6 @@ import (
 )
 
 const (
-	// pollInterval is how often the signals are evaluated.
 	pollInterval = time.Second
 	// pauseThreshold is the delay of a poll from which on the process counts as paused, so that it could not receive
 	// messages.
@@ -78,7 +77,7 @@ type PresenceOptions struct {
 	// Probe makes agents try whether nodes of clusters answer; it is called at each poll while their exporters are
 	// silent.
 	Probe func(clusters []string)
-	// Unknown is called with clusters that are watched from now on, and OnChange for each cluster once its verdict is known,
+	// Unknown is called with clusters that are watched from now on, OnChange for each cluster once its verdict is known,
 	// and then for every change.
 	Unknown  func(clusters ...string)
 	OnChange func(cluster string, gone bool)
@@ -88,7 +87,6 @@ type PresenceOptions struct {
 	Log      *slog.Logger
 }
 
-// Presence records which clusters are gone.
 type Presence struct {
 	options PresenceOptions
 
@@ -100,9 +98,8 @@ type Presence struct {
 
 type cluster struct {
 	Signals
-	verdict Verdict
-	since   time.Time
-	// silentSince is when the last message was received.
+	verdict     Verdict
+	since       time.Time
 	silentSince time.Time
 	// untold is the newest warning while it is not accepted.
 	untold warning
@@ -213,7 +210,6 @@ func (w *Presence) evaluate(now time.Time, signals map[string]Signals) {
 	}
 }
 
-// sign returns why a cluster is not gone.
 func (w *Presence) sign(c *cluster) string {
 	if c.Talking > 0 {
 		return fmt.Sprintf("%d of the %d nodes that report have a session with its nodes", c.Talking, c.Agents)
@@ -238,7 +234,6 @@ func (w *Presence) problem(name string) string {
 		name, c.since.UTC().Format(time.RFC3339), heard, agents)
 }
 
-// Findings returns the clusters that are gone.
 func (w *Presence) Findings() (found []finding.Finding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

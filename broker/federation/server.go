@@ -68,11 +68,10 @@ type Sink interface {
 }
 
 type Options struct {
-	// Cluster is the own cluster.
+	// Cluster is the own cluster, and Local are its subnets.
 	Cluster string
-	// Local are the own cluster's subnets.
-	Local []netip.Prefix
-	Brake config.Brake
+	Local   []netip.Prefix
+	Brake   config.Brake
 	// LabelDomains are the domains of the labels of sets here; empty if no sets are written.
 	LabelDomains []string
 	// Warn notifies the operators of the own cluster of a problem of a remote ("" for none), which its topic tells from
@@ -105,8 +104,7 @@ func (s *Server) all() map[string]*link { return *s.links.Load() }
 type link struct {
 	cluster string
 	// remote is the configuration; only Change uses it.
-	remote config.Remote
-	// kinds are the kinds that are accepted from the cluster.
+	remote  config.Remote
 	kinds   []semaphorev1.Kind
 	mu      sync.Mutex
 	replica *replica.Replica
@@ -434,7 +432,6 @@ func (l *link) rateLimitUnits(session *replica.Session, m message) int {
 	return 1
 }
 
-// receive passes one message to the replica and delivers the result.
 func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.PublishResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

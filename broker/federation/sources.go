@@ -56,7 +56,6 @@ func (s *sources) of(cluster string) string {
 	return s.stands[cluster]
 }
 
-// learn makes a cluster stand for a remote if none does.
 func (s *sources) learn(cluster, uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +67,6 @@ func (s *sources) learn(cluster, uid string) {
 	}
 }
 
-// Sources returns the UIDs of the clusters that stand, by remote.
 func (s *Server) Sources() map[string]string {
 	s.sources.mu.Lock()
 	defer s.sources.mu.Unlock()

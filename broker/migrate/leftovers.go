@@ -105,7 +105,6 @@ func (l *Leftovers) Run(ctx context.Context) error {
 	}
 }
 
-// leftover is one object that may have to be removed.
 type leftover struct {
 	kind          writes.ObjectKind
 	name, service string
@@ -186,7 +185,6 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 	return all, nil
 }
 
-// unwritten returns the names of Services with a desired slice that is not written.
 func (l *Leftovers) unwritten() map[string]bool {
 	out := map[string]bool{}
 	for _, slice := range l.slices.Unwritten() {

@@ -51,7 +51,6 @@ func (a *Services) Adopter(kube kubernetes.Interface, namespace string) ServiceA
 var theirServices = []string{naming.LabelMirrored + "=true,!" + naming.LabelManagedBy, naming.LabelGlobal + "=true,!" +
 	naming.LabelManagedBy}
 
-// ServiceAdopter adopts Services of one namespace.
 type ServiceAdopter struct {
 	*Services
 	services typedcorev1.ServiceInterface

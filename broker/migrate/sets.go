@@ -118,7 +118,6 @@ func (a Adopter[T]) One(ctx context.Context, want T) (object T, ok bool, hint st
 	return object, err == nil, "", err
 }
 
-// original reports whether an earlier tool created an object.
 func (a Adopter[T]) original(object T) bool {
 	labels := object.GetLabels()
 	return a.Sets != nil && labels[naming.LabelManagedBy] == "" &&
@@ -140,7 +139,6 @@ func (a Adopter[T]) source(have T) (cluster, namespace, name string, ok bool) {
 	return "", "", "", false
 }
 
-// take makes an object ours.
 func (a Adopter[T]) take(ctx context.Context, have T) (T, error) {
 	cluster, namespace, name, _ := a.source(have)
 	from := have.GetLabels()[naming.LabelSetManagedBy]
@@ -155,7 +153,6 @@ func (a Adopter[T]) take(ctx context.Context, have T) (T, error) {
 	return out, err
 }
 
-// with returns a map with keys and values added.
 func with(m map[string]string, pairs ...string) map[string]string {
 	out := map[string]string{}
 	maps.Copy(out, m)

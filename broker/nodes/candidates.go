@@ -18,7 +18,6 @@ import (
 // maxCandidatesText is the length of the annotation of candidates that node-writes.yaml permits.
 const maxCandidatesText = 256
 
-// endpoints says which addresses of nodes are published.
 type endpoints struct {
 	kinds    []config.EndpointKind
 	families map[string]config.Family

@@ -36,8 +36,7 @@ type NetworksOptions struct {
 	Subnets []netip.Prefix
 	// Affinities are the block affinities. They are not read if the prefixes come from nodes alone.
 	Affinities *kube.BlockAffinities
-	// Changed is called with the name of a node whose network changed.
-	Changed func(node string)
+	Changed    func(node string)
 	// Reserve, if not nil, is the client configuration with which addresses for the devices are reserved in Calico's
 	// IPAM.
 	Reserve *rest.Config
@@ -61,11 +60,9 @@ type Networks struct {
 	// calls are the remotes for which nothing reaches a node, by node.
 	calls map[string][]string
 	// synced is set once the block affinities are known, or if there are none.
-	synced bool
-	// problem is why the block affinities cannot be watched.
+	synced  bool
 	problem *kube.Problem
-	// unread are the block affinities that cannot be read.
-	unread kube.Unread
+	unread  kube.Unread
 
 	// reserved is nil if nothing is reserved.
 	reserved *reservations
@@ -128,8 +125,8 @@ func (n *Networks) change(change func(*podcidr.Table) []string) {
 	}
 }
 
-// affected returns the nodes of all steps of a change. The order does not matter to agents: a prefix that two nodes have
-// for a moment does not belong to a remote node yet.
+// affected returns the nodes of all steps of a change. The order does not matter to agents: a prefix that two nodes
+// have for a moment does not belong to a remote node yet.
 func affected(c podcidr.Changed) (names []string) {
 	for _, step := range c.Nodes {
 		names = append(names, step.Name)
@@ -241,7 +238,6 @@ func sorted(prefixes []string) []string {
 	return out
 }
 
-// markSynced records that the block affinities are known.
 func (n *Networks) markSynced() {
 	n.mu.Lock()
 	first := !n.synced
@@ -268,7 +264,6 @@ func (n *Networks) Problems() []string {
 	return lines
 }
 
-// mostLines bounds the lines of one kind in the status.
 const mostLines = 20
 
 // failed records the error of a list or a watch; nil ends the problem.

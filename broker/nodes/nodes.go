@@ -113,7 +113,6 @@ func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel, gu
 	}
 }
 
-// UID returns the UID of the live node of a name.
 func (n *Nodes) UID(name string) (types.UID, bool) {
 	node, ok := n.Node(name)
 	if !ok {
@@ -129,7 +128,6 @@ func (n *Nodes) Names() []string { return n.store.Keys() }
 
 func (n *Nodes) Synced() bool { return n.synced.Load() }
 
-// Findings returns the nodes that cannot be annotated.
 func (n *Nodes) Findings() []finding.Finding {
 	var lines []string
 	n.mu.Lock()

@@ -32,7 +32,6 @@ func shardName(i int) string { return fmt.Sprintf("semaphore-tunnel-addresses-%x
 // reservedFor is the annotation of a shard with the state of each reservation, by node and address.
 const reservedFor = "semaphore.uw.io/reserved-for"
 
-// The states of a reservation.
 const (
 	// pending: Calico's IPAM knows the reservation, but an assignment that began before may still take the address.
 	pending = "pending"
@@ -54,8 +53,7 @@ type timing struct {
 	verify time.Duration
 	// reread is the interval at which the objects are read again: somebody else may delete or edit them.
 	reread time.Duration
-	// pass is the interval between two passes.
-	pass time.Duration
+	pass   time.Duration
 }
 
 var ordinary = timing{quarantine: 2 * time.Minute, retire: time.Minute, verify: 10 * time.Minute, reread: time.Minute,
@@ -98,8 +96,7 @@ type shard struct {
 	// object is the apiserver's; nil if it does not exist.
 	object *calicov3.IPReservation
 	// read is when the object was read; zero if it is to be read again.
-	read time.Time
-	// states are by node and address.
+	read   time.Time
 	states map[string]map[netip.Addr]state
 }
 
@@ -132,7 +129,6 @@ func (r *reservations) lines() []string {
 	return r.problems
 }
 
-// run reserves until ctx ends.
 func (r *reservations) run(ctx context.Context) error {
 	r.ipam, r.shards = nil, [shards]*shard{} // other replicas may have led meanwhile
 	for {
@@ -395,7 +391,6 @@ func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.
 		"what kube-proxy masquerades, do not reach remote clusters", node), nil
 }
 
-// write writes the object of a shard with the current states.
 func (r *reservations) write(ctx context.Context, i int, next map[string]map[netip.Addr]state) error {
 	said := map[string]map[netip.Addr]string{}
 	var reserved []string

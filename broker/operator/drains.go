@@ -145,7 +145,6 @@ func drainStatus(d choice.Drain) *semaphorev1.DrainStatus {
 	return out
 }
 
-// maxNamed bounds the services that a warning names.
 const maxNamed = 5
 
 func warnings(d choice.Drain, affected []services.Affected) []string {

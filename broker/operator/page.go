@@ -72,7 +72,6 @@ type Page struct {
 	detailsAt time.Time
 }
 
-// state is what readers get.
 type state struct {
 	view []byte
 	svg  []byte

@@ -23,7 +23,6 @@ type Series struct {
 	Seconds []float64 `json:"seconds"`
 }
 
-// history has the lag of the last hour.
 type history struct{ of map[string][]float64 }
 
 // add adds a sample of each link. It drops remotes that are no longer configured.
@@ -52,7 +51,6 @@ func (h *history) series() (out []Series, more int) {
 	return out, more
 }
 
-// sample adds a sample of the current lag.
 func (s *Page) sample() {
 	status := s.sources.Status()
 	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})

@@ -38,7 +38,6 @@ type Sources struct {
 	Recent func(n int) []*semaphorev1.Event
 }
 
-// View is the state as the page gets it.
 type View struct {
 	At      time.Time  `json:"at"`
 	Standby bool       `json:"standby,omitempty"`
@@ -98,7 +97,6 @@ type Event struct {
 	Detail string    `json:"detail"`
 }
 
-// refresh reads the state and gives it to the readers.
 func (s *Page) refresh(now time.Time) {
 	if s.sources.Watched != nil {
 		s.sources.Watched()
@@ -173,7 +171,6 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *mesh.
 	return v, p
 }
 
-// encode returns JSON of a bounded size.
 func (v *View) encode(most int) []byte {
 	for {
 		data, err := json.Marshal(v)
@@ -254,7 +251,6 @@ func setsOf(source func() []*semaphorev1.PolicySet) (out []Set, more int) {
 	return out, more
 }
 
-// eventsOf are the newest first.
 func eventsOf(all []*semaphorev1.Event) (out []Event) {
 	for _, e := range slices.Backward(all) {
 		out = append(out, Event{At: e.GetTime().AsTime(), Source: finding.Clean(e.GetSource()),

@@ -37,7 +37,6 @@ import (
 // and names alone: no engine, stream or informer.
 
 type Options struct {
-	// DryRun reports what would be removed, and removes nothing.
 	DryRun bool
 	// LeaveAnnotations leaves the annotations of nodes to semaphore-wireguard, which uses the same.
 	LeaveAnnotations bool

@@ -41,7 +41,6 @@ type Agent struct {
 	PodUID  types.UID
 }
 
-// LiveNodes are the nodes of the own cluster.
 type LiveNodes interface {
 	UID(name string) (types.UID, bool)
 	Synced() bool
@@ -54,8 +53,7 @@ const (
 	maxRenewals   = 4
 	// admissionTimeout is how long an agent may wait for admission; all of 5,000 agents together need less.
 	admissionTimeout = 30 * time.Second
-	// reviewTimeout is how long the apiserver may take for one review.
-	reviewTimeout = 10 * time.Second
+	reviewTimeout    = 10 * time.Second
 	// A source may fail failureBurst times in a row to be admitted, and then once every failureInterval, as each attempt
 	// costs the apiserver a review. maxSources bounds the sources that are remembered.
 	failureBurst    = 20
@@ -65,10 +63,9 @@ const (
 
 // Admission admits agents: each proves its node by a projected token of its ServiceAccount.
 type Admission struct {
-	kube   kubernetes.Interface
-	agents config.Agents
-	nodes  LiveNodes
-	// podsKnown is Options.PodsKnown.
+	kube      kubernetes.Interface
+	agents    config.Agents
+	nodes     LiveNodes
 	podsKnown func() bool
 	refuse    func(reason string)
 	// review returns the agent that a token belongs to. It is Admission.reviewToken except in tests.

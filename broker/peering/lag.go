@@ -10,9 +10,7 @@ const maxUnapplied = 64
 // stream.
 type lag struct{ pending []pendingChange }
 
-// Propagated is a change that a node has applied.
 type Propagated struct {
-	// Cluster is the remote of the change.
 	Cluster string
 	// ObservedAt is when the change was observed there, on the clock of that cluster.
 	ObservedAt time.Time

@@ -19,10 +19,8 @@ type Located struct {
 	Waiting           []string
 }
 
-// maxWaiting bounds the names of nodes that wait.
 const maxWaiting = 3
 
-// Locate returns the state of a remote node in the attached agents.
 func (s *Server) Locate(cluster, node string) (l Located) {
 	if e, ok := s.options.State.journal.Last(key{cluster, node}); ok {
 		l.Revision, l.ObservedAt = e.Revision, e.ObservedAt

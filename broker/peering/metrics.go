@@ -40,7 +40,6 @@ var (
 	)
 )
 
-// tunnels collects the metrics of handshakes with remotes.
 type tunnels struct{ s *Server }
 
 func (t tunnels) Describe(ch chan<- *prometheus.Desc) {

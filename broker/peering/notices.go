@@ -12,7 +12,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// notifyAll sends a message to all attached agents.
 func (s *Server) notifyAll(about notice, m *semaphorev1.AttachResponse) {
 	for _, a := range s.attachments() {
 		a.mu.Lock()
@@ -50,7 +49,6 @@ type order struct {
 	clusters []string
 }
 
-// again reports whether an order is sent now.
 func (s *Server) again(last *order, every time.Duration, clusters []string) bool {
 	now := s.now()
 	s.mu.Lock()

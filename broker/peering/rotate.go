@@ -14,7 +14,6 @@ import (
 // causes a handshake with every remote node that has traffic for it.
 const rotateInterval = 50 * time.Millisecond
 
-// maxRotations bounds the rotations that wait for one agent.
 const maxRotations = 64
 
 // rotate queues an order to rotate the agent's key, which is sent after everything else. It returns why the agent
@@ -30,7 +29,6 @@ func (s *Session) rotate(m *semaphorev1.RotateKey) (why string) {
 	return ""
 }
 
-// nextRotation returns the next order to rotate; nil for none.
 func (s *Session) nextRotation() *Frame {
 	if len(s.rotations) == 0 {
 		return nil

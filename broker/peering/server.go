@@ -38,7 +38,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// helloTimeout is how long an admitted agent may take to send Hello.
 const helloTimeout = 10 * time.Second
 
 // maxOpen is how many streams of a node may be open: the newest, the one that it replaces, and one whose end has not
@@ -51,8 +50,7 @@ type Reports interface {
 }
 
 type Options struct {
-	// Cluster is the own cluster.
-	Cluster string
+	Cluster string // the own one
 	Remotes []config.Remote
 	Agents  config.Agents
 	Kube    kubernetes.Interface
@@ -69,9 +67,8 @@ type Options struct {
 	Metrics *Metrics
 	// Propagation records how long changes took until a node applied them; may be nil.
 	Propagation *report.Tracker
-	// Recorder and Log record which agents attach and detach.
-	Recorder *debug.Recorder
-	Log      *slog.Logger
+	Recorder    *debug.Recorder
+	Log         *slog.Logger
 }
 
 // Traffic receives the counters of a node's agent by ClusterIP.
@@ -106,7 +103,6 @@ type Server struct {
 
 var errPodEnded = status.Error(codes.PermissionDenied, "the pod has ended")
 
-// attachment is the stream of one agent.
 type attachment struct {
 	agent Agent
 	since time.Time
@@ -120,10 +116,9 @@ type attachment struct {
 	ended bool
 
 	// mu guards the protocol and the last report.
-	mu      sync.Mutex
-	session *Session
-	report  *Report
-	// reported is when the report was received.
+	mu       sync.Mutex
+	session  *Session
+	report   *Report
 	reported time.Time
 	// token is the newest token of the agent, and unreviewed why it could not be reviewed lately, if so.
 	token      string
@@ -192,7 +187,6 @@ func guardOf(remotes []config.Remote) *semaphorev1.Guard {
 	return m
 }
 
-// NodeDeleted ends the stream of a deleted node.
 func (s *Server) NodeDeleted(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,7 +347,6 @@ func (s *Server) detach(a *attachment, err error) {
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "detach", Detail: detail})
 }
 
-// receive handles the agent's messages until the call ends.
 func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	semaphorev1.AttachResponse]) error {
 	for {

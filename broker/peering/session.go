@@ -65,8 +65,7 @@ type Session struct {
 	foreign []string
 	deleted map[string]bool
 	// reported are the clusters of the devices in the last report.
-	reported []string
-	// rotations are the orders to rotate that wait to be sent.
+	reported  []string
 	rotations []*semaphorev1.RotateKey
 	// changed is closed once the state differs from the one last read. current means that all of that was sent, and
 	// knownClusters are the complete clusters then.
@@ -76,19 +75,15 @@ type Session struct {
 
 	applied uint64
 	lag     lag
-	// resumed is set if the stream resumed an earlier one.
 	resumed bool
 }
 
-// Received is the content of one message.
 type Received struct {
 	// Hello means that it was the first: the agent speaks for its node from now on.
-	Hello bool
-	// Report is nil if the message is not a report.
+	Hello  bool
 	Report *Report
 	// Token is the agent's newest token, if it sent one. It must not be logged.
-	Token string
-	// Propagated are the changes that the agent applied to its kernel.
+	Token      string
 	Propagated []Propagated
 }
 
@@ -353,7 +348,6 @@ func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
 	return nil
 }
 
-// isChanged reports whether the state has changed since it was last read.
 func (s *Session) isChanged() bool {
 	select {
 	case <-s.changed:
@@ -464,7 +458,6 @@ func (s *Session) idleFrame(known []string) *Frame {
 	}}}
 }
 
-// maxFindings is how many findings of an agent are kept.
 const maxFindings = 16
 
 // findingsOf returns a bounded copy of an agent's findings, because the message may be large.

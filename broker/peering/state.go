@@ -41,10 +41,9 @@ type State struct {
 
 	// mu makes an update atomic for readers: between two updates the journal's head, remotes and complete are
 	// consistent.
-	mu       sync.Mutex
-	remotes  map[string]*remoteState // by cluster
-	complete []string                // sorted
-	// maxChanges is the limit of changes in a message.
+	mu         sync.Mutex
+	remotes    map[string]*remoteState // by cluster
+	complete   []string                // sorted
 	maxChanges int
 	tooLarge   map[key]int   // peers that are too large to be sent, and their bytes
 	changed    chan struct{} // closed and replaced by each update that changes something
@@ -52,10 +51,8 @@ type State struct {
 
 // remoteState is what agents receive of one remote.
 type remoteState struct {
-	// digest is the digest of the device and the peers.
 	digest streams.Digest
-	// first is the first update of the remote.
-	first span
+	first  span
 }
 
 // span is one update in the journal: it has the revisions after < r ≤ upTo. digest is that of the remote after the
@@ -71,13 +68,10 @@ func NewState() *State { return NewStateOf(Sizes{}) }
 // Sizes of a State; 0 stands for the product's value. A simulation needs small sizes, so that few peers reach the
 // limits.
 type Sizes struct {
-	// Tombstones is how many removed peers are remembered.
 	Tombstones int
-	// Batch is the limit of changes in a message.
-	Batch int
+	Batch      int
 }
 
-// NewStateOf makes an empty state with other sizes.
 func NewStateOf(sizes Sizes) *State {
 	return &State{
 		journal:    streams.NewJournal[key, *record](cmp.Or(sizes.Tombstones, tombstones)),

@@ -19,8 +19,7 @@ const (
 	// maxNodeName is the limit of Kubernetes.
 	maxNodeName = 253
 	maxReason   = 160
-	// maxPairs bounds the pairs in a status.
-	maxPairs = 200
+	maxPairs    = 200
 	// talkingFor is how long a report that a node talks with a remote is valid. An agent reports again when its newest
 	// handshake or its counters change, at most every 30 s, and one of them changes within the 180 s of a session.
 	talkingFor = 4 * time.Minute
@@ -80,7 +79,6 @@ func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
 // nothing about the others.
 const leastProbed = 3
 
-// maxMTU is the largest possible MTU of a device.
 const maxMTU = 65535
 
 // maxRate exceeds the bytes per second that a node's links carry. It keeps values of an agent from overflowing a sum.
@@ -96,8 +94,7 @@ type Tunnels struct {
 	// got no answer from any.
 	Unanswered int
 	// MTU is the smallest of the devices in bytes; 0 if none reports it.
-	MTU int
-	// SilentPairs is the number of pairs of nodes without an answer.
+	MTU         int
 	SilentPairs int
 	// Newest is the newest handshake of any node, on that node's clock; zero for none. It can be 30 s old, the
 	// interval of reports.
@@ -198,7 +195,6 @@ func (s *Server) TunnelStatus(out *semaphorev1.GetStatusResponse) {
 	out.SilentPairs = out.SilentPairs[:min(len(out.SilentPairs), maxPairs)]
 }
 
-// count counts the silent peers of a report.
 func (r *Report) count() {
 	remotes := 0
 	for cluster, t := range r.handshakes {
@@ -241,7 +237,6 @@ func (s *Server) attachments() []*attachment {
 	return slices.AppendSeq(make([]*attachment, 0, len(s.attached)), maps.Values(s.attached))
 }
 
-// byNode returns the attached agents by the name of their node.
 func (s *Server) byNode() map[string]*attachment {
 	attached := s.attachments()
 	all := make(map[string]*attachment, len(attached))

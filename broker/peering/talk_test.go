@@ -71,7 +71,8 @@ func TestTalk(t *testing.T) {
 	reports("old", &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Peers: 3,
 		LastHandshake: timestamppb.New(noon)})
 	if got, want := fmt.Sprint(s.Tunnels()["c2"]),
-		fmt.Sprint(Tunnels{Nodes: 2, Talking: 2, Silent: 2, SilentPairs: 3, Newest: noon.Add(-10 * time.Second)}); got != want {
+		fmt.Sprint(Tunnels{Nodes: 2, Talking: 2, Silent: 2, SilentPairs: 3,
+			Newest: noon.Add(-10 * time.Second)}); got != want {
 		t.Errorf("c2: %s; want %s", got, want)
 	}
 	if got, want := fmt.Sprint(s.Tunnels()["c3"]), fmt.Sprint(Tunnels{Nodes: 1}); got != want {

@@ -9,7 +9,6 @@ import (
 // it now. The order of arrival does not matter, so that two brokers, or one broker before and after a restart, decide
 // alike.
 
-// Claims records who claims which name.
 type Claims[C comparable] struct {
 	compare func(a, b C) int
 	of      map[string][]C // sorted, never empty

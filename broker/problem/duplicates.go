@@ -15,7 +15,6 @@ type nameOf struct{ name, cluster string }
 // Of returns the names of a cluster that an earlier cluster has, too. The map must not be modified.
 func (d *Duplicates) Of(cluster string) map[string]bool { return d.of[cluster] }
 
-// Has reports whether a cluster has a name.
 func (d *Duplicates) Has(name, cluster string) bool { return d.counts[nameOf{name, cluster}] > 0 }
 
 // Count adds by parts of a name. It reports whether the duplicates may have changed. order are all clusters.

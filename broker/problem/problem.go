@@ -21,7 +21,6 @@ type Problem struct {
 	Object string
 	// Code is a metric's label, and the reason of an Event.
 	Code finding.Code
-	// Text is a sentence.
 	Text string
 	// Count is the number of things with the problem; 0 means 1.
 	Count int
@@ -31,7 +30,6 @@ func (p Problem) compare(o Problem) int {
 	return cmp.Or(cmp.Compare(p.Object, o.Object), cmp.Compare(p.Text, o.Text))
 }
 
-// Summary summarizes the problems of one remote.
 type Summary struct {
 	Counts map[finding.Code]int
 	// First are the first problems, at most shown.

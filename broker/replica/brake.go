@@ -41,7 +41,6 @@ type Retained struct {
 	Unexported bool
 }
 
-// Released reports that retained objects were removed.
 type Released struct {
 	Kind    semaphorev1.Kind
 	Objects int

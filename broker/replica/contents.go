@@ -64,7 +64,6 @@ type uncounted struct {
 	more   bool
 }
 
-// maxUncounted bounds the hashes of a kind.
 const maxUncounted = 100_000
 
 var seed = maphash.MakeSeed()
@@ -192,7 +191,6 @@ func (c *contents) refuse(key Key, r refused, held bool) {
 	c.refused[key] = r
 }
 
-// account adds an object to used, or subtracts it.
 func (c *contents) account(o *semaphorev1.Object, sign int) {
 	c.changed = true
 	if isEmpty(o) {

@@ -21,8 +21,7 @@ type Endpoints struct {
 	// slices, best first.
 	endpoints map[EndpointKey]exportedEndpoint
 	others    map[EndpointKey][]exportedEndpoint
-	// groups counts the endpoints by group.
-	groups map[PortGroup]int
+	groups    map[PortGroup]int
 }
 
 func NewEndpoints() Endpoints {
@@ -77,7 +76,6 @@ type PortName struct{ Name, Protocol string }
 // Ports are those that a filter leaves; nil for all.
 type Ports map[PortName]bool
 
-// Equal reports whether both omit the same ports.
 func (p Ports) Equal(o Ports) bool { return (p == nil) == (o == nil) && maps.Equal(p, o) }
 
 // of returns a group without the omitted ports; ok is false if it had ports, and has none.
@@ -278,7 +276,6 @@ func (s *Endpoints) removeEndpoint(k EndpointKey, slice string) {
 	delete(s.others, k)
 }
 
-// put sets the effective state of an endpoint.
 func (s *Endpoints) put(k EndpointKey, e exportedEndpoint) {
 	if _, there := s.endpoints[k]; !there {
 		s.groups[k.PortGroup]++
@@ -286,7 +283,6 @@ func (s *Endpoints) put(k EndpointKey, e exportedEndpoint) {
 	s.endpoints[k] = e
 }
 
-// othersThan returns what all slices but one export for an endpoint.
 func (s *Endpoints) othersThan(k EndpointKey, slice string) []exportedEndpoint {
 	var rest []exportedEndpoint
 	if first, ok := s.endpoints[k]; ok && first.slice != slice {

@@ -7,7 +7,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Located is the state of one object in a replica.
 type Located struct {
 	Key Key
 	// Object has the accepted parts; nil for none.

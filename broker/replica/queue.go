@@ -118,7 +118,6 @@ func (q *Queue) parts(changes []Change) [][]Change {
 // full reports whether a stream of the remote must wait. The caller must hold mu.
 func (l *load) full() bool { return l.messages >= maxMessages || l.bytes >= maxBytes && l.messages > 1 }
 
-// Holds reports whether something of a remote is queued or handled.
 func (q *Queue) Holds(cluster string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -9,7 +9,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// limit has the limits of one kind.
 type limit struct {
 	of [admission.Resources]bound
 	// addresses is the name of addresses in messages, such as "pod CIDRs".

@@ -52,7 +52,6 @@ func (k Key) truncated() Key {
 	return Key{k.Kind, finding.CleanTo(k.Namespace, maxName), finding.CleanTo(k.Name, maxName)}
 }
 
-// Compare orders keys by kind, namespace and name.
 func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), cmp.Compare(k.Namespace, o.Namespace), cmp.Compare(k.Name, o.Name))
 }
@@ -83,7 +82,6 @@ type Refused struct {
 // Admit decides whether an object is accepted; see admission.Checker.
 type Admit func(*semaphorev1.Object) (taken *semaphorev1.Object, refusals []admission.Refusal)
 
-// Replica holds the objects that one remote cluster exports.
 type Replica struct {
 	cluster, self, software string
 	admit                   Admit
@@ -122,7 +120,6 @@ type kind struct {
 	peakAt                time.Time
 }
 
-// position is a revision in the journal of one epoch.
 type position struct {
 	epoch    string
 	revision uint64

@@ -300,7 +300,6 @@ func (s *Session) handleHeartbeat(now time.Time, m *semaphorev1.Heartbeat, resul
 	return nil
 }
 
-// recordSources records how far the sender has read its source.
 func (s *Session) recordSources(sources []*semaphorev1.SourceRevision) {
 	for _, source := range sources {
 		if s.exported[source.GetKind()] {
@@ -350,7 +349,6 @@ func (s *Session) mayBegin(of semaphorev1.Kind, revision uint64) error {
 	return nil
 }
 
-// handleUnchanged accepts a digest in place of a snapshot.
 func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, result *Result) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err

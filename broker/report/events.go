@@ -54,8 +54,7 @@ type Events struct {
 	// perSecond and burst are the budget of each remote.
 	perSecond rate.Limit
 	burst     int
-	// news signals that an Event waits.
-	news chan struct{}
+	news      chan struct{}
 	// room, if not nil, is called when there is room for Events that were not accepted.
 	room func()
 
@@ -64,7 +63,6 @@ type Events struct {
 	budgets map[string]*budget
 }
 
-// budget has the Events of one remote.
 type budget struct {
 	limiter *rate.Limiter
 	// waiting are the Events to be written, in order, and asked are their topics.
@@ -81,8 +79,7 @@ type budget struct {
 type pendingEvent struct {
 	cluster, topic string
 	event          *eventsv1.Event
-	// failed is set after the first attempt.
-	failed bool
+	failed         bool
 }
 
 // NewEvents returns a writer of Events on namespace; Run writes them. Each of remotes has a budget.

@@ -20,7 +20,6 @@ import (
 // it is written to the apiserver or programmed on a node, on the local clock. The difference of the clocks is part of
 // each time, and can make it negative. No decision depends on it.
 
-// maxTimes is how many times of one remote and kind are kept.
 const maxTimes = 100
 
 // Times are the times of one remote and kind, from the observation of a change at its source to its effect here.
@@ -51,7 +50,6 @@ type ring struct {
 	last  time.Duration
 }
 
-// NewTracker makes an empty tracker, and registers its histogram.
 func NewTracker(reg prometheus.Registerer) *Tracker {
 	t := &Tracker{
 		rings: map[series]*ring{},
@@ -91,7 +89,6 @@ func (t *Tracker) Observe(cluster string, kind writes.ObjectKind, d time.Duratio
 	r.next = (r.next + 1) % maxTimes
 }
 
-// Forget forgets the times of a remote that is no longer configured.
 func (t *Tracker) Forget(cluster string) {
 	if t == nil {
 		return
@@ -118,7 +115,6 @@ func (t *Tracker) Times(cluster string, kind writes.ObjectKind) (times Times, ok
 	return Times{Last: r.last, Median: sorted[(len(sorted)-1)/2], High: sorted[max(0, len(sorted)-2)]}, true
 }
 
-// AddTo adds the times to each kind of each remote.
 func (t *Tracker) AddTo(links []*semaphorev1.LinkStatus) {
 	for _, l := range links {
 		for _, k := range l.GetKinds() {

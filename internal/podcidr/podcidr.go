@@ -60,7 +60,6 @@ type Changed struct {
 	Strays []string
 }
 
-// Node is the state of a node at a step.
 type Node struct {
 	Name     string
 	Prefixes []string
@@ -158,7 +157,6 @@ func (t *Table) PutBlock(a *kube.BlockAffinity) Changed {
 	return t.blocksChanged(before, a.Spec.Node)
 }
 
-// DeleteBlock records the deletion of a block affinity.
 func (t *Table) DeleteBlock(name string) Changed {
 	before := t.blocks.all[name].node
 	t.blocks.drop(name)
@@ -265,7 +263,6 @@ func (t *Table) settle(names []string) []Node {
 	return append(losers, gainers...)
 }
 
-// judge decides which of a node's claims are granted.
 func (t *Table) judge(name string) {
 	it := t.nodes[name]
 	it.kept, it.prefixes = nil, nil

@@ -85,7 +85,6 @@ func (j *Journal[K, V]) Oldest() uint64 {
 	return j.oldest
 }
 
-// Len returns the number of objects, without deleted ones.
 func (j *Journal[K, V]) Len() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -254,7 +253,6 @@ func (j *Journal[K, V]) Count(revision uint64, limit int, match func(*Entry[K, V
 	return n + len(after) - min(limit, len(after))
 }
 
-// Pending returns the number of changes after revision.
 func (j *Journal[K, V]) Pending(revision uint64) int {
 	return j.Count(revision, math.MaxInt, func(*Entry[K, V]) bool { return true })
 }

@@ -104,7 +104,6 @@ func structure(d protoreflect.MessageDescriptor) int {
 	return n
 }
 
-// Raw is a message that is not decoded yet.
 type Raw []byte
 
 // Codec is gRPC's codec for protobuf that refuses messages of more than Most bytes once decoded, and passes a Raw its
