@@ -10,7 +10,6 @@ package policy
 
 import (
 	"context"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -30,8 +29,9 @@ const kindMember = semaphorev1.Kind_KIND_SET_MEMBER
 
 // Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
+	writes.Retaining
+
 	warn  problem.Warn
-	brake config.Brake
 	now   func() time.Time
 	queue *replica.Queue
 
@@ -45,24 +45,22 @@ type Engine struct {
 
 // objectKind has the sets of all remotes as objects of one kind.
 type objectKind struct {
-	objects    writes.ObjectKind
 	namespaced bool
 	plan       *Plan
 	problems   problem.Board
 	loop       writes.Loop
-	// retentions decide whether existing objects of each remote are retained.
-	retentions map[string]*writes.Retention
+	// retained decide whether existing objects of each remote are retained.
+	retained *writes.Retentions
 	// namespacesUnknown is true until the existing namespaces are known.
 	namespacesUnknown bool
 }
 
 // NewEngine makes an engine without sets. now is the clock: time.Now except in a simulation.
 func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
-	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: replica.NewQueue(nil, kindMember),
-		holders: NewHolders(Room, now())}
+	e := &Engine{warn: warn, now: now, queue: replica.NewQueue(nil, kindMember), holders: NewHolders(Room, now())}
+	e.Retaining = writes.Retaining{Brake: cfg.Brake, Now: now, Lock: &e.mu, Decide: e.decide}
 	add := func(objects writes.ObjectKind, namespaced bool) {
-		k := &objectKind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
-			retentions: map[string]*writes.Retention{},
+		k := &objectKind{namespaced: namespaced, namespacesUnknown: namespaced, retained: e.Retain(objects, kindMember),
 			plan: New(cfg.Remotes, Options{
 				LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
 			})}
@@ -77,21 +75,14 @@ func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Eng
 	return e
 }
 
-// configure creates the retentions of the configured remotes, and drops those of others.
+// configure sets the configured remotes.
 func (e *Engine) configure(remotes []config.Remote) {
 	e.names = nil
 	for _, r := range remotes {
 		e.names = append(e.names, r.Name)
 	}
 	slices.Sort(e.names)
-	for _, k := range e.kinds {
-		maps.DeleteFunc(k.retentions, func(name string, _ *writes.Retention) bool { return !slices.Contains(e.names, name) })
-		for _, name := range e.names {
-			if k.retentions[name] == nil {
-				k.retentions[name] = writes.NewRetention(name, k.objects, e.brake, kindMember)
-			}
-		}
-	}
+	e.Retaining.Follow(e.names)
 }
 
 // Follow replaces the configured remotes. The sets of those that remain continue, under other names if these depend on
@@ -170,15 +161,22 @@ func (e *Engine) Take(p replica.Part) {
 			k.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
 		k.problems.Take(k.plan.Problems(), e.warn)
-		if g := k.retentions[p.Cluster]; g != nil && p.Completed == kindMember {
-			g.Complete(p.Completed)
-			e.evaluate(k)
-			k.loop.WakeOwned(p.Cluster)
-			k.loop.WakeOwned("")
-		} else if g != nil && p.Hello != nil {
-			g.Hello(p.Hello)
+	}
+	if e.Retaining.Take(p.Cluster, p.Completed, p.Hello) {
+		e.decide(p.Cluster)
+	} else if p.Hello != nil {
+		for _, k := range e.kinds {
 			e.evaluate(k)
 		}
+	}
+}
+
+// decide is evaluate, after which the loops decide on the objects that waited for a remote, or for each.
+func (e *Engine) decide(cluster string) {
+	for _, k := range e.kinds {
+		e.evaluate(k)
+		k.loop.WakeOwned(cluster)
+		k.loop.WakeOwned("")
 	}
 }
 
@@ -188,7 +186,7 @@ func (e *Engine) evaluate(k *objectKind) {
 		return // no existing object is known to be undesired
 	}
 	for _, name := range e.names {
-		writes.Evaluate(k.retentions[name], k.loop, e.now(), k.plan.Wants, nil, e.warn)
+		writes.Evaluate(k.retained.Of(name), k.loop, e.now(), k.plan.Wants, nil, e.warn)
 	}
 }
 
@@ -298,7 +296,7 @@ func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*ca
 	decide func() Decision) writes.Answer[T] {
 	// The first snapshot of a remote comes in parts: until the last of them, an existing set has addresses that the plan
 	// lacks.
-	if g := k.retentions[owner]; k.namespacesUnknown || g != nil && !g.Heard() {
+	if g := k.retained.Of(owner); k.namespacesUnknown || g != nil && !g.Heard() {
 		return writes.Answer[T]{Verdict: writes.Unknown}
 	}
 	d := decide()
@@ -306,76 +304,14 @@ func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*ca
 	if d.Set != nil {
 		want = to(d.Set)
 	}
-	a := writes.Decide(want, d.Set != nil, owner, func(owner string) bool { return e.mayDelete(k, owner) })
+	a := writes.Decide(want, d.Set != nil, owner, k.retained.MayDelete)
 	a.Again = d.Again
 	return a
 }
 
-// mayDelete reports whether an undesired object of a remote may be deleted. An object without a source cluster (its
-// label was removed by hand) may be deleted when all remotes are complete.
-func (e *Engine) mayDelete(k *objectKind, owner string) bool {
-	if owner != "" {
-		g := k.retentions[owner]
-		return g == nil || !g.Retains() // of a remote that the operator removed from the configuration
-	}
-	return !slices.ContainsFunc(e.names, func(name string) bool { return !k.retentions[name].Heard() })
-}
-
-// ResyncDue reports whether another complete snapshot of a remote would release retained objects.
-func (e *Engine) ResyncDue(cluster string) bool {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	return slices.ContainsFunc(e.kinds, func(k *objectKind) bool {
-		return k.retentions[cluster] != nil && k.retentions[cluster].Due(e.now())
-	})
-}
-
-// Retained returns how many objects for a kind of a remote the brake retains after its first snapshot, and since when.
-func (e *Engine) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	for _, k := range e.kinds {
-		if g := k.retentions[cluster]; g != nil && kind == kindMember {
-			if n, at := g.Retained(); n > 0 {
-				objects, since = objects+n, at
-			}
-		}
-	}
-	return objects, since
-}
-
-// Release removes the objects that the brake retains after the first snapshot of a remote, and returns their number by
-// objectKind.
-func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	released := map[semaphorev1.Kind]int{}
-	if len(kinds) > 0 && !slices.Contains(kinds, kindMember) {
-		return released
-	}
-	for _, k := range e.kinds {
-		if g := k.retentions[cluster]; g != nil {
-			if n := g.Release(); n > 0 {
-				released[kindMember] += n
-			}
-			if !g.Retains() {
-				k.loop.WakeOwned(cluster)
-				k.loop.WakeOwned("")
-			}
-		}
-	}
-	return released
-}
-
 // Findings returns the sets without an object, and the retained objects of an earlier broker.
-func (e *Engine) Findings() (found []finding.Finding) {
-	e.mu.RLock()
-	for _, k := range e.kinds {
-		for _, name := range e.names {
-			found = append(found, k.retentions[name].Findings()...)
-		}
-	}
-	e.mu.RUnlock()
+func (e *Engine) Findings() []finding.Finding {
+	found := e.Retaining.Findings()
 	for _, k := range e.kinds {
 		found = append(found, k.problems.Findings()...)
 	}

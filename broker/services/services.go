@@ -50,8 +50,11 @@ const missingServiceRetry = time.Minute
 
 // Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
+	writes.Retaining
+	// retainedServices and retainedSlices decide whether existing objects of a remote are retained.
+	retainedServices, retainedSlices *writes.Retentions
+
 	warn     problem.Warn
-	brake    config.Brake
 	own      *config.Remote
 	now      func() time.Time
 	queue    *replica.Queue
@@ -77,8 +80,6 @@ type Engine struct {
 // remote is the state of one remote, or of the own cluster if its exporter is accepted.
 type remote struct {
 	name string
-	// services and slices decide whether existing objects of the remote are retained.
-	services, slices *writes.Retention
 	// nodes of the remote, for drains.
 	nodes map[string]*semaphorev1.Node
 }
@@ -86,10 +87,13 @@ type remote struct {
 // New makes an engine without objects. now is the clock: time.Now except in a simulation.
 func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{
-		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now,
+		warn: warn, own: cfg.Own(), now: now,
 		queue:   replica.NewQueue(split, kindNode, kindService, kindSlice),
 		remotes: map[string]*remote{}, addresses: index{},
 	}
+	e.Retaining = writes.Retaining{Brake: cfg.Brake, Now: now, Lock: &e.mu, Decide: e.decide}
+	e.retainedSlices = e.Retain(writes.EndpointSlice, kindService, kindSlice)
+	e.retainedServices = e.Retain(writes.Service, kindService)
 	e.plan, e.imported = Plans(cfg)
 	e.configure(cfg.Remotes)
 	return e
@@ -101,12 +105,7 @@ func (e *Engine) configure(remotes []config.Remote) (removed, added []string) {
 	add := func(name string) {
 		if all[name] = e.remotes[name]; all[name] == nil {
 			added = append(added, name)
-			all[name] = &remote{
-				name:     name,
-				services: writes.NewRetention(name, writes.Service, e.brake, kindService),
-				slices:   writes.NewRetention(name, writes.EndpointSlice, e.brake, kindService, kindSlice),
-				nodes:    map[string]*semaphorev1.Node{},
-			}
+			all[name] = &remote{name: name, nodes: map[string]*semaphorev1.Node{}}
 		}
 	}
 	for _, r := range remotes {
@@ -121,6 +120,7 @@ func (e *Engine) configure(remotes []config.Remote) (removed, added []string) {
 		}
 	}
 	e.remotes, e.names = all, slices.Sorted(maps.Keys(all))
+	e.Retaining.Follow(e.names)
 	return removed, added
 }
 
@@ -240,14 +240,9 @@ func (e *Engine) Take(p replica.Part) {
 	if drained {
 		e.drain()
 	}
-	if p.Completed == kindService || p.Completed == kindSlice {
-		r.services.Complete(p.Completed)
-		r.slices.Complete(p.Completed)
+	if e.Retaining.Take(p.Cluster, p.Completed, p.Hello) {
 		e.decide(p.Cluster)
-	}
-	if p.Hello != nil {
-		r.services.Hello(p.Hello)
-		r.slices.Hello(p.Hello)
+	} else if p.Hello != nil {
 		e.evaluate()
 	}
 }
@@ -287,21 +282,18 @@ func (e *Engine) decide(cluster string) {
 	}
 }
 
-// heard reports whether the services and endpoints of a remote are complete.
-func (r *remote) heard() bool { return r.services.Heard() && r.slices.Heard() }
-
 // evaluate decides which objects of each remote are retained, and completes the remotes that retain none.
 func (e *Engine) evaluate() {
 	for _, name := range e.names {
-		r := e.remotes[name]
-		writes.Evaluate(r.services, e.services, e.now(), e.plan.Wants,
+		ofServices, ofSlices := e.retainedServices.Of(name), e.retainedSlices.Of(name)
+		writes.Evaluate(ofServices, e.services, e.now(), e.plan.Wants,
 			func() int { return e.plan.OfferedBefore(name) }, e.warn)
 		if !e.plan.Begun() {
 			continue // endpoints are not assigned to slices yet
 		}
-		writes.Evaluate(r.slices, e.slices, e.now(),
+		writes.Evaluate(ofSlices, e.slices, e.now(),
 			func(slice string) bool { return e.plan.HoldsExported(name, slice) }, nil, e.warn)
-		if !e.plan.IsComplete(name) && !r.slices.Retains() && r.heard() {
+		if !e.plan.IsComplete(name) && !ofSlices.Retains() && ofServices.Heard() {
 			e.mark(e.plan.Complete(name, e.now()))
 		}
 	}
@@ -542,33 +534,12 @@ func (e *Engine) views(do func(mirror.View)) {
 func (e *Engine) ServicesComplete(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	if cluster != "" {
-		r := e.remotes[cluster]
-		return r == nil || !r.services.Retains() && !r.slices.Retains()
-	}
-	return !slices.ContainsFunc(e.names, func(name string) bool {
-		return e.remotes[name].services.Retains() || !e.remotes[name].heard()
-	})
+	return e.retainedServices.MayDelete(cluster) && e.retainedSlices.MayDelete(cluster)
 }
 
-// mayDelete reports whether an undesired Service of a cluster may be deleted. A Service without a source cluster, a
-// global one or one whose label was removed by hand, may be deleted when it can belong to no remote. The caller must
-// hold mu.
-func (e *Engine) mayDelete(owner string) bool {
-	if owner != "" {
-		r := e.remotes[owner]
-		return r == nil || !r.services.Retains() // of a remote that the operator removed from the configuration
-	}
-	return !slices.ContainsFunc(e.names, func(name string) bool { return e.remotes[name].services.Retains() })
-}
-
-// mayDeleteSlice is mayDelete for slices. A slice without a label may be deleted when all clusters are complete.
+// mayDeleteSlice reports whether an undesired slice may be deleted: one without a label waits for Services, too.
 func (e *Engine) mayDeleteSlice(owner string) bool {
-	if owner != "" {
-		r := e.remotes[owner]
-		return r == nil || !r.slices.Retains()
-	}
-	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].heard() })
+	return e.retainedSlices.MayDelete(owner) && (owner != "" || e.retainedServices.MayDelete(owner))
 }
 
 // listed reads names of the plan under the lock.
@@ -603,7 +574,7 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 			if wanted && service == nil {
 				return writes.Answer[*corev1.Service]{Verdict: writes.Unknown}
 			}
-			a := writes.Decide(service, wanted, owner, e.mayDelete)
+			a := writes.Decide(service, wanted, owner, e.retainedServices.MayDelete)
 			if known := e.plan.Retained(name); a.Verdict == writes.Unknown && known != nil {
 				a = writes.Answer[*corev1.Service]{Verdict: writes.Present, Object: known}
 			}
@@ -667,7 +638,7 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 					return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown, Again: again}
 				}
 			}
-			return writes.Decide(object, wanted, owner, e.mayDelete)
+			return writes.Decide(object, wanted, owner, e.retainedServices.MayDelete)
 		}),
 	}
 }
@@ -706,62 +677,10 @@ func (e *Engine) desiredSlice(name, owner string) (a writes.Answer[*discoveryv1.
 	return a, ended
 }
 
-// ResyncDue reports whether another complete snapshot of a remote would release retained objects.
-func (e *Engine) ResyncDue(cluster string) bool {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	r := e.remotes[cluster]
-	return r != nil && (r.services.Due(e.now()) || r.slices.Due(e.now()))
-}
-
-// Retained returns how many objects for a kind of a remote the brake retains after its first snapshot, and since when.
-func (e *Engine) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	r := e.remotes[cluster]
-	switch {
-	case r != nil && kind == kindService:
-		return r.services.Retained()
-	case r != nil && kind == kindSlice:
-		return r.slices.Retained()
-	}
-	return 0, time.Time{}
-}
-
-// Release removes the objects that the brake retains after the first snapshot of a remote, of some kinds or of all. It
-// returns the number of objects by the kind that they were made for.
-func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	released := map[semaphorev1.Kind]int{}
-	r := e.remotes[cluster]
-	if r == nil {
-		return released
-	}
-	for kind, g := range map[semaphorev1.Kind]*writes.Retention{kindService: r.services, kindSlice: r.slices} {
-		if len(kinds) == 0 || slices.Contains(kinds, kind) {
-			if n := g.Release(); n > 0 {
-				released[kind] = n
-			}
-		}
-	}
-	if !r.services.Retains() || !r.slices.Retains() {
-		e.decide(cluster)
-	}
-	return released
-}
-
 // Findings returns the services of remotes without a mirror, or with one that differs from the export, and the retained
 // objects of an earlier broker.
-func (e *Engine) Findings() (found []finding.Finding) {
-	e.mu.RLock()
-	for _, name := range e.names {
-		for _, g := range []*writes.Retention{e.remotes[name].slices, e.remotes[name].services} {
-			found = append(found, g.Findings()...)
-		}
-	}
-	e.mu.RUnlock()
-	return append(found, e.problems.Findings()...)
+func (e *Engine) Findings() []finding.Finding {
+	return append(e.Retaining.Findings(), e.problems.Findings()...)
 }
 
 // few changes make a part of a message together. maxMoves bounds a part of one Service between whose slices endpoints

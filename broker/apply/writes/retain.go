@@ -2,7 +2,9 @@ package writes
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -52,11 +54,13 @@ func NewRetention(cluster string, of ObjectKind, brake config.Brake, exported ..
 		snapshots: map[semaphorev1.Kind]int{}}
 }
 
-// Complete counts a complete snapshot of a kind.
-func (g *Retention) Complete(kind semaphorev1.Kind) {
-	if slices.Contains(g.kinds, kind) {
+// Complete counts a complete snapshot of a kind. It reports whether the kind is one of those that decide.
+func (g *Retention) Complete(kind semaphorev1.Kind) bool {
+	decides := slices.Contains(g.kinds, kind)
+	if decides {
 		g.snapshots[kind]++
 	}
+	return decides
 }
 
 // Hello notes which kinds the exporter of a stream that begins exports. It comes before the snapshots of its stream.
@@ -172,10 +176,135 @@ func (g *Retention) Retained() (objects int, since time.Time) {
 	return g.withdrawn, g.since
 }
 
-// Findings has the line about the retained objects; the status of the remote's link counts them.
-func (g *Retention) Findings() []finding.Finding {
-	if !g.holds() {
-		return nil
+// Retentions are those of one type of objects, by remote.
+type Retentions struct {
+	objects  ObjectKind
+	exported []semaphorev1.Kind
+	of       map[string]*Retention
+}
+
+// Of returns that of a remote; nil for one that is not configured.
+func (t *Retentions) Of(cluster string) *Retention { return t.of[cluster] }
+
+// MayDelete reports whether an undesired object of a remote may be deleted. One without a source cluster, which is of
+// several or whose label was removed by hand, may be deleted when it can belong to no remote.
+func (t *Retentions) MayDelete(owner string) bool {
+	if owner != "" {
+		g := t.of[owner]
+		return g == nil || !g.Retains() // of a remote that the operator removed from the configuration
 	}
-	return finding.Detail(finding.Retained, g.cluster, []string{g.Problem()})
+	for _, g := range t.of {
+		if g.Retains() {
+			return false
+		}
+	}
+	return true
+}
+
+// Retaining has the Retentions of an engine, and is the part of it that others ask about them. Those methods hold the
+// engine's lock; of Retain, Follow and Take, the caller does.
+type Retaining struct {
+	Brake config.Brake
+	Now   func() time.Time
+	Lock  *sync.RWMutex
+	// Decide has the engine decide again after a Release, with the lock held.
+	Decide func(cluster string)
+
+	types []*Retentions
+}
+
+// Retain adds a type of objects. exported are the kinds of a remote that decide which of them are desired; they are
+// made for the last one.
+func (r *Retaining) Retain(objects ObjectKind, exported ...semaphorev1.Kind) *Retentions {
+	t := &Retentions{objects: objects, exported: exported}
+	r.types = append(r.types, t)
+	return t
+}
+
+// Follow replaces the configured remotes. A new one begins with what it retains.
+func (r *Retaining) Follow(remotes []string) {
+	for _, t := range r.types {
+		was := t.of
+		t.of = map[string]*Retention{}
+		for _, name := range remotes {
+			if t.of[name] = was[name]; t.of[name] == nil {
+				t.of[name] = NewRetention(name, t.objects, r.Brake, t.exported...)
+			}
+		}
+	}
+}
+
+// Take takes what a stream of a configured remote says about its snapshots: a kind of which one is complete, or the
+// stream's Hello. It reports whether the snapshot decides about objects.
+func (r *Retaining) Take(cluster string, completed semaphorev1.Kind, hello *semaphorev1.Hello) (decides bool) {
+	for _, t := range r.types {
+		decides = t.of[cluster].Complete(completed) || decides
+		if hello != nil {
+			t.of[cluster].Hello(hello)
+		}
+	}
+	return decides
+}
+
+// each calls do with each Retention of a remote, and the kind for which its objects are made.
+func (r *Retaining) each(cluster string, do func(*Retention, semaphorev1.Kind)) {
+	for _, t := range r.types {
+		if g := t.of[cluster]; g != nil {
+			do(g, t.exported[len(t.exported)-1])
+		}
+	}
+}
+
+// ResyncDue reports whether another complete snapshot of a remote would release retained objects.
+func (r *Retaining) ResyncDue(cluster string) (due bool) {
+	r.Lock.RLock()
+	defer r.Lock.RUnlock()
+	r.each(cluster, func(g *Retention, _ semaphorev1.Kind) { due = due || g.Due(r.Now()) })
+	return due
+}
+
+// Retained returns how many objects for a kind of a remote the brake retains after its first snapshot, and since when.
+func (r *Retaining) Retained(cluster string, kind semaphorev1.Kind) (objects int, since time.Time) {
+	r.Lock.RLock()
+	defer r.Lock.RUnlock()
+	r.each(cluster, func(g *Retention, of semaphorev1.Kind) {
+		if n, at := g.Retained(); of == kind && n > 0 {
+			objects, since = objects+n, at
+		}
+	})
+	return objects, since
+}
+
+// Release removes the objects that the brake retains after the first snapshot of a remote, of some kinds or of all. It
+// returns the number of objects by the kind that they were made for.
+func (r *Retaining) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
+	r.Lock.Lock()
+	defer r.Lock.Unlock()
+	released, free := map[semaphorev1.Kind]int{}, false
+	r.each(cluster, func(g *Retention, of semaphorev1.Kind) {
+		if len(kinds) == 0 || slices.Contains(kinds, of) {
+			if n := g.Release(); n > 0 {
+				released[of] += n
+			}
+		}
+		free = free || !g.Retains()
+	})
+	if free {
+		r.Decide(cluster)
+	}
+	return released
+}
+
+// Findings has a line about the retained objects of each remote and type; the status of the remote's link counts them.
+func (r *Retaining) Findings() (found []finding.Finding) {
+	r.Lock.RLock()
+	defer r.Lock.RUnlock()
+	for _, t := range r.types {
+		for _, cluster := range slices.Sorted(maps.Keys(t.of)) {
+			if text := t.of[cluster].Problem(); text != "" {
+				found = append(found, finding.Detail(finding.Retained, cluster, []string{text})...)
+			}
+		}
+	}
+	return found
 }
