@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 )
 
@@ -74,7 +75,7 @@ type Options struct {
 	Workers int
 	// Cause returns why a key failed. If it is nil, no keys share a cause.
 	Cause func(error) Cause
-	// Metrics of all loops of one part; nil for none.
+	// Metrics of all loops of one part; own ones that nobody reads if nil.
 	Metrics *Metrics
 	// Log receives failures; slog's default if nil.
 	Log *slog.Logger
@@ -134,6 +135,9 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	}
 	if options.Log == nil {
 		options.Log = slog.Default()
+	}
+	if options.Metrics == nil {
+		options.Metrics = NewMetrics("semaphore", prometheus.NewRegistry())
 	}
 	if options.Cause == nil {
 		options.Cause = func(error) Cause { return Cause{} }
@@ -199,7 +203,7 @@ func (l *Loop[K]) Delay(key K, d time.Duration, why Reason) {
 		it.planned = at
 		l.reschedule(it)
 	}
-	l.options.Metrics.retried(l.name)
+	l.options.Metrics.retries.WithLabelValues(l.name).Inc()
 }
 
 // News queues a key whose desired state changed. If the key waits for a cause of its own, it is tried again at most
@@ -238,7 +242,7 @@ func (l *Loop[K]) ready(it *item[K]) {
 	}
 	if it.in == nil {
 		it.began = time.Now()
-		l.options.Metrics.added(l.name)
+		l.options.Metrics.adds.WithLabelValues(l.name).Inc()
 	}
 	l.line.push(it, l.ownerOf(it.key))
 	l.news.Signal()
@@ -248,7 +252,7 @@ func (l *Loop[K]) ready(it *item[K]) {
 func (l *Loop[K]) hold(it *item[K], d time.Duration) {
 	it.held = time.Now().Add(max(d, time.Nanosecond))
 	l.reschedule(it)
-	l.options.Metrics.retried(l.name)
+	l.options.Metrics.retries.WithLabelValues(l.name).Inc()
 }
 
 // reschedule follows a change of the time at which a key is due.
@@ -327,7 +331,7 @@ func (l *Loop[K]) one(ctx context.Context, it *item[K]) {
 	name, now := it.line, time.Now() // whose turn it is
 	o := l.owner(name)
 	o.running++
-	l.options.Metrics.observe(l.name, now.Sub(it.began), false)
+	l.options.Metrics.latency.WithLabelValues(l.name).Observe(now.Sub(it.began).Seconds())
 	before := it.wait()
 	it.running, it.began, it.why = true, now, ""
 	l.mu.Unlock()
@@ -335,7 +339,7 @@ func (l *Loop[K]) one(ctx context.Context, it *item[K]) {
 	l.mu.Lock()
 	o.running--
 	it.running = false
-	l.options.Metrics.observe(l.name, time.Since(now), true)
+	l.options.Metrics.work.WithLabelValues(l.name).Observe(time.Since(now).Seconds())
 	if ctx.Err() != nil {
 		return
 	}
@@ -385,7 +389,7 @@ func (l *Loop[K]) continues(it *item[K], before Wait) {
 	case it.why == before.Reason:
 		it.since = before.Since
 	default:
-		l.options.Metrics.waited(before)
+		l.options.Metrics.waits.WithLabelValues(string(before.Reason)).Observe(time.Since(before.Since).Seconds())
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // measureEvery is the interval at which loops set their gauges.
 const measureEvery = 500 * time.Millisecond
 
-// Metrics are those of all loops of one part, by loop. A nil Metrics records nothing.
+// Metrics are those of all loops of one part, by loop.
 type Metrics struct {
 	depth, unfinished, longest *prometheus.GaugeVec
 	adds, retries              *prometheus.CounterVec
@@ -47,42 +47,9 @@ func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-func (m *Metrics) added(name string) {
-	if m != nil {
-		m.adds.WithLabelValues(name).Inc()
-	}
-}
-
-func (m *Metrics) retried(name string) {
-	if m != nil {
-		m.retries.WithLabelValues(name).Inc()
-	}
-}
-
-// observe records how long a key waited for a worker, or was worked at.
-func (m *Metrics) observe(name string, d time.Duration, work bool) {
-	if m == nil {
-		return
-	}
-	h := m.latency
-	if work {
-		h = m.work
-	}
-	h.WithLabelValues(name).Observe(d.Seconds())
-}
-
-func (m *Metrics) waited(w Wait) {
-	if m != nil {
-		m.waits.WithLabelValues(string(w.Reason)).Observe(time.Since(w.Since).Seconds())
-	}
-}
-
 // measure sets the gauges of a loop until ctx ends.
 func (l *Loop[K]) measure(ctx context.Context) {
 	m := l.options.Metrics
-	if m == nil {
-		return
-	}
 	for _, series := range []prometheus.ObserverVec{m.latency, m.work} {
 		series.WithLabelValues(l.name)
 	}
