@@ -124,38 +124,32 @@ func (d Drain) compare(o Drain) int {
 
 // Drains is an immutable set of drains. The zero value covers nothing.
 type Drains struct {
-	all      []Drain
-	clusters map[string]Drain
-	services map[Target]Drain
-	nodes    map[string]*bart.Table[Drain]
+	all []Drain
+	// whole are those of clusters and services, and nodes those of nodes, by cluster.
+	whole map[Target]Drain
+	nodes map[string]*bart.Table[Drain]
 }
 
 // NewDrains returns the set of all given drains, ended or not.
 func NewDrains(all ...Drain) Drains {
-	s := Drains{all: slices.Clone(all), clusters: map[string]Drain{}, services: map[Target]Drain{},
-		nodes: map[string]*bart.Table[Drain]{}}
+	s := Drains{all: slices.Clone(all), whole: map[Target]Drain{}, nodes: map[string]*bart.Table[Drain]{}}
 	slices.SortFunc(s.all, Drain.compare)
 	// Of several drains of the same target, the one that lasts longest is reported.
 	for _, d := range s.all {
-		switch {
-		case d.Node != "":
-			table := s.nodes[d.Cluster]
-			if table == nil {
-				table = &bart.Table[Drain]{}
-				s.nodes[d.Cluster] = table
+		if d.Node == "" {
+			if was, ok := s.whole[d.Target]; !ok || lastsLonger(d, was) {
+				s.whole[d.Target] = d
 			}
-			for _, prefix := range d.Prefixes {
-				if was, ok := table.Get(prefix.Masked()); !ok || lastsLonger(d, was) {
-					table.Insert(prefix.Masked(), d)
-				}
-			}
-		case d.Service != "":
-			if was, ok := s.services[d.Target]; !ok || lastsLonger(d, was) {
-				s.services[d.Target] = d
-			}
-		default:
-			if was, ok := s.clusters[d.Cluster]; !ok || lastsLonger(d, was) {
-				s.clusters[d.Cluster] = d
+			continue
+		}
+		table := s.nodes[d.Cluster]
+		if table == nil {
+			table = &bart.Table[Drain]{}
+			s.nodes[d.Cluster] = table
+		}
+		for _, prefix := range d.Prefixes {
+			if was, ok := table.Get(prefix.Masked()); !ok || lastsLonger(d, was) {
+				table.Insert(prefix.Masked(), d)
 			}
 		}
 	}
@@ -211,15 +205,12 @@ func (s Drains) Same(o Drains) bool { return slices.EqualFunc(s.all, o.all, Drai
 // Covers returns the drain that covers an endpoint, if there is one. A drain of the cluster precedes one of the
 // service, and that precedes one of a node. namespace and service are those of the source.
 func (s Drains) Covers(cluster, namespace, service string, address netip.Addr) (Drain, bool) {
-	if d, ok := s.clusters[cluster]; ok {
-		return d, true
-	}
-	if len(s.services) > 0 {
-		if d, ok := s.services[Target{Cluster: cluster, Namespace: namespace, Service: service}]; ok {
-			return d, true
-		}
-		if d, ok := s.services[Target{Namespace: namespace, Service: service}]; ok {
-			return d, true
+	if len(s.whole) > 0 {
+		for _, t := range [...]Target{{Cluster: cluster}, {Cluster: cluster, Namespace: namespace, Service: service},
+			{Namespace: namespace, Service: service}} {
+			if d, ok := s.whole[t]; ok {
+				return d, true
+			}
 		}
 	}
 	if table := s.nodes[cluster]; table != nil {
