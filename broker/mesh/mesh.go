@@ -65,10 +65,9 @@ type remote struct {
 	cidrs  cidrs
 	// decided is the outcome for each node; nodes without a peer and problems are absent.
 	decided map[string]decision
-	// pending are the nodes whose outcome changed since TakeChanges; everTaken is false before the first.
-	pending   map[string]bool
-	everTaken bool
-	// deviceChanged means that the device changed since the last TakeChanges.
+	// pending are the nodes whose outcome changed since TakeChanges, and deviceChanged means that the device did, or that
+	// there was none yet.
+	pending       map[string]bool
 	deviceChanged bool
 }
 
@@ -86,14 +85,14 @@ func New(remotes []config.Remote) *Plan {
 func newRemote(c *config.Remote) *remote {
 	return &remote{
 		config: c, nodes: map[string]*semaphorev1.Node{}, cidrs: newCIDRs(),
-		decided: map[string]decision{}, pending: map[string]bool{},
+		decided: map[string]decision{}, pending: map[string]bool{}, deviceChanged: true,
 	}
 }
 
 // Follow replaces the configured remotes. A new remote begins without nodes, the state of a missing one is dropped, and
 // the others continue. Update recomputes what depends on that, and returns each remote whose device changed. An added
-// remote sorts after the existing ones.
-func (p *Plan) Follow(remotes []config.Remote) {
+// remote sorts after the existing ones. Follow returns the names of the missing ones.
+func (p *Plan) Follow(remotes []config.Remote) (removed []string) {
 	for i, r := range p.remotes {
 		if r.config == nil || slices.ContainsFunc(remotes, func(c config.Remote) bool { return c.Name == r.config.Name }) {
 			continue
@@ -102,6 +101,7 @@ func (p *Plan) Follow(remotes []config.Remote) {
 			p.SetNode(r.config.Name, node, nil)
 		}
 		p.Update() // gives others the claims of the nodes, and drops the problems of these
+		removed = append(removed, r.config.Name)
 		p.remotes[i] = newRemote(nil)
 	}
 	for i := range remotes {
@@ -118,6 +118,7 @@ func (p *Plan) Follow(remotes []config.Remote) {
 		}
 		p.remotes = append(p.remotes, newRemote(c))
 	}
+	return removed
 }
 
 // SetNode sets the state of a node of cluster; nil if it was deleted. Update recomputes what depends on it.
@@ -184,7 +185,7 @@ func (p *Plan) Update() []string {
 	clear(p.dirtyKeys)
 	var changed []string
 	for _, r := range p.remotes {
-		if r.config != nil && (len(r.pending) > 0 || r.deviceChanged || !r.everTaken) {
+		if r.config != nil && (len(r.pending) > 0 || r.deviceChanged) {
 			changed = append(changed, r.config.Name)
 		}
 	}
@@ -239,12 +240,22 @@ func (p *Plan) TakeChanges(cluster string) Changes {
 		c.Peers[node] = r.decided[node].peer
 	}
 	clear(r.pending)
-	r.everTaken, r.deviceChanged = true, false
+	r.deviceChanged = false
 	return c
 }
 
 // Problems returns the problems of nodes that lost something to another node.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
+
+// Names returns the configured remotes.
+func (p *Plan) Names() (names []string) {
+	for _, r := range p.remotes {
+		if r.config != nil {
+			names = append(names, r.config.Name)
+		}
+	}
+	return names
+}
 
 // index returns the index of a remote in the configuration, -1 if it is not configured.
 func (p *Plan) index(cluster string) int {

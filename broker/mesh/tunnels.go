@@ -41,9 +41,8 @@ type Engine struct {
 	queue    *replica.Queue
 	problems problem.Board
 
-	mu    sync.Mutex
-	plan  *Plan
-	names []string // of the remotes, sorted
+	mu   sync.Mutex
+	plan *Plan
 	// complete are the remotes whose nodes were complete once.
 	complete map[string]bool
 }
@@ -51,15 +50,7 @@ type Engine struct {
 // NewEngine makes an engine without nodes.
 func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn) *Engine {
 	return &Engine{peers: peers, warn: warn, queue: replica.NewQueue(split, kindNode), plan: New(cfg.Remotes),
-		complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
-}
-
-func namesOf(remotes []config.Remote) (names []string) {
-	for _, r := range remotes {
-		names = append(names, r.Name)
-	}
-	slices.Sort(names)
-	return names
+		complete: map[string]bool{}}
 }
 
 // Follow replaces the configured remotes. The decisions about those that remain continue, a new remote begins without
@@ -67,14 +58,9 @@ func namesOf(remotes []config.Remote) (names []string) {
 func (e *Engine) Follow(remotes []config.Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	was := e.names
-	e.names = namesOf(remotes)
-	e.plan.Follow(remotes)
-	for _, name := range was {
-		if !slices.Contains(e.names, name) {
-			delete(e.complete, name)
-			e.peers.Remove(name)
-		}
+	for _, name := range e.plan.Follow(remotes) {
+		delete(e.complete, name)
+		e.peers.Remove(name)
 	}
 	e.update("", nil)
 }
@@ -98,7 +84,7 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !slices.Contains(e.names, p.Cluster) {
+	if e.plan.index(p.Cluster) < 0 {
 		return // it was removed with this in the queue
 	}
 	if p.Completed == kindNode {
@@ -184,7 +170,7 @@ func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.mu.Lock()
-	names, claims := e.names, e.plan.NodeClaims()
+	names, claims := e.plan.Names(), e.plan.NodeClaims()
 	e.mu.Unlock()
 	for _, cluster := range names { // also zeros, so that the metric exists
 		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue,
