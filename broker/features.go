@@ -143,7 +143,7 @@ func (b *broker) buildServices(p *process) error {
 		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
 	}
 	adoption := &migrate.Services{Config: b.cfg.Load, Events: b.options.Events, Log: p.log}
-	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), b.options)
+	services := apply.Services(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), b.options)
 	if len(cfg.Services.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, func(ctx context.Context) {
 			services.AdoptAll(ctx)

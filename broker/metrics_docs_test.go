@@ -36,7 +36,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	e := newEngines(cfg, state, nil, time.Now)
 	report.NewEvents(client, "semaphore", nil, table, slog.Default())
 	table.MustRegister(stored.NewDrains(client, "semaphore", nil, options))
-	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
+	apply.Services(client, "semaphore", nil, e.services.DesiredServices(), options)
 	peering.New(peering.Options{Kube: client, State: state, Metrics: peering.NewMetrics(table), Log: slog.Default()})
 	federation.New(federation.Options{Metrics: federation.NewMetrics(table)})
 	newServers(table, slog.Default())

@@ -24,7 +24,8 @@ func TestAddressesThatAPolicyRefuses(t *testing.T) {
 	kubetest.Namespace(t, admin, "mirrors")
 	keys := judgeAddresses(t, admin)
 	api := admin.CoreV1().Services("mirrors")
-	client := serviceClient{inOne[*corev1.Service](api), &lacking{refused: map[string]bool{}}}
+	client := serviceClient{native[*corev1.Service]{func(string) typed[*corev1.Service] { return api }},
+		&lacking{refused: map[string]bool{}}}
 	stands := testkit.Value(client.Create(ctx, service("echo", "c2", 80, false)))(t)
 	testkit.Must(t, api.Delete(ctx, "echo", metav1.DeleteOptions{}))
 	refused := func() error {

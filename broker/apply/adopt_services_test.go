@@ -217,7 +217,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		h.services, _ = desired[*corev1.Service]()
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
 	}
-	h.ofService = AdoptingServices(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
+	h.ofService = Services(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
 	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
 	h.leftovers = migrate.NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice,
 		func(cluster string) bool {

@@ -182,7 +182,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	client, requests := counted(cfg)
 	opts := options(t)
 	w, d := desired[*corev1.Service]()
-	o := Services(client, "mirrors", d, opts)
+	o := Services(client, "mirrors", nil, d, opts)
 	w.set(service("a", "c2", 80, false))
 	w.set(service("h", "c2", 80, true))
 	stop := testkit.Run(t, o.Run)
@@ -192,7 +192,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		h, errH := get("h")
 		return errA == nil && errH == nil && h.Spec.ClusterIP == "None", fmt.Sprint(errA, errH)
 	})
-	eventually(t, "synced", func() (bool, string) { return o.Synced() && o.present() == 2, "" })
+	eventually(t, "synced", func() (bool, string) { return o.Synced() && len(o.store.All()) == 2, "" })
 	if got := requests.Take(); !slices.Equal(withoutLists(got), []string{"POST /api/v1/namespaces/mirrors/services",
 		"POST /api/v1/namespaces/mirrors/services"}) {
 		t.Errorf("requests %v: two creates, no reads", got)
@@ -211,7 +211,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	t.Run("a restart writes nothing", func(t *testing.T) {
 		stop()
 		client, requests := counted(cfg)
-		o := Services(client, "mirrors", d, options(t))
+		o := Services(client, "mirrors", nil, d, options(t))
 		stop := testkit.Run(t, o.Run)
 		eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 		time.Sleep(200 * time.Millisecond)
@@ -221,7 +221,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 	})
 	opts = options(t)
-	o = Services(client, "mirrors", d, opts)
+	o = Services(client, "mirrors", nil, d, opts)
 	testkit.Run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	requests.Take()
@@ -325,7 +325,7 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	// An event of the watch about them has a name reconciled, too, and a write for its sake counts as nobody's
 	// propagation.
 	eventually(t, "both delivered by the watch",
-		func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
+		func() (bool, string) { n := len(o.store.All()); return n == 2, fmt.Sprint(n) })
 	time.Sleep(50 * time.Millisecond)
 	requests.Take()
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))
@@ -374,7 +374,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 			w, d := desired[*corev1.Service]()
 			w.set(service(name, "c2", 80, false))
 			opts := options(t)
-			o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
+			o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", nil, d, opts)
 			// Until the second attempt the informer has nothing to say.
 			connection := testkit.Value(o.kind.connect(t.Context()))(t)
 			o.connection = connection

@@ -41,20 +41,16 @@ type Calico struct {
 	asking  sync.Mutex // held during discovery
 	mu      sync.Mutex
 	client  *kube.CalicoClient
-	problem string
+	problem *kube.Problem
 }
 
 // NewCalico returns a Calico that has sent no request yet.
 func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico {
-	return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter}
+	return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter, problem: kube.NewProblem(log)}
 }
 
 // Problem is the reason why there is no client yet; empty if there is one or discovery has not begun.
-func (c *Calico) Problem() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.problem
-}
+func (c *Calico) Problem() string { return c.problem.Text() }
 
 // connect returns the client, or the error of the context.
 func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
@@ -62,7 +58,7 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 	defer c.asking.Unlock()
 	for {
 		c.mu.Lock()
-		client, last := c.client, c.problem
+		client := c.client
 		c.mu.Unlock()
 		if client != nil {
 			return client, nil
@@ -70,25 +66,17 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 		client, err := kube.Calico(c.cfg)
 		if err == nil {
 			client.FieldManager = writes.FieldManager
-		}
-		c.mu.Lock()
-		c.client, c.problem = client, ""
-		if err != nil {
-			c.problem = err.Error()
-		}
-		now := c.problem
-		c.mu.Unlock()
-		if err == nil {
+			c.mu.Lock()
+			c.client = client
+			c.mu.Unlock()
+			c.problem.Set("")
 			c.log.Info("found Calico", "group", client.GroupVersion.String())
 			return client, nil
 		}
+		c.problem.Set("no policy sets and IPPools are written: " + err.Error())
 		wait := c.againAfter
 		if errors.Is(err, kube.ErrNoCalico) {
 			wait = c.again
-		}
-		if now != last {
-			c.log.Warn("cannot find Calico's API; the broker writes no policy sets and IPPools until it does", "retry", wait,
-				"error", err)
 		}
 		if err := kube.Sleep(ctx, wait); err != nil {
 			return nil, err
@@ -112,9 +100,9 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.client == client {
-		c.client, c.problem = nil, fmt.Sprintf("the cluster no longer serves %s", client.GroupVersion)
-		c.log.Warn("the cluster no longer serves Calico's types; the broker looks for them again", "group",
-			client.GroupVersion.String())
+		c.client = nil
+		c.problem.Set(fmt.Sprintf("policy sets and IPPools are no longer written: the cluster no longer serves %s",
+			client.GroupVersion))
 	}
 }
 

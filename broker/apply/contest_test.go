@@ -45,7 +45,7 @@ func TestInterference(t *testing.T) {
 	opts.Events = eventsOf(admin, "mirrors")
 	testkit.Run(t, opts.Events.Run)
 	w, d := desired[*corev1.Service]()
-	o := Services(client, "mirrors", d, opts)
+	o := Services(client, "mirrors", nil, d, opts)
 	for _, name := range []string{"friend", "fought", "unlabelled"} {
 		s := service(name, "c2", 80, false)
 		s.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
@@ -90,7 +90,7 @@ func TestInterference(t *testing.T) {
 		t.Helper()
 		kubetest.Promptly(t, admin, time.Second, what, testkit.True(f))
 	}
-	eventually(t, "all are made", func() (bool, string) { n := o.present(); return n == 3, fmt.Sprint(n) })
+	eventually(t, "all are made", func() (bool, string) { n := len(o.store.All()); return n == 3, fmt.Sprint(n) })
 	time.Sleep(100 * time.Millisecond)
 	requests.Take()
 
@@ -125,11 +125,11 @@ func TestInterference(t *testing.T) {
 		for i := range many {
 			w.set(service(name(i), "c2", 80, false))
 		}
-		o := Services(client, "mirrors", d, opts)
+		o := Services(client, "mirrors", nil, d, opts)
 		stop := testkit.Run(t, o.Run)
 		defer stop()
 		eventually(t, "all are made", func() (bool, string) {
-			return len(o.Unwritten()) == 0 && o.present() >= many, fmt.Sprint(o.present())
+			return len(o.Unwritten()) == 0 && len(o.store.All()) >= many, fmt.Sprint(len(o.store.All()))
 		})
 		began := time.Now()
 		for i := range many {
@@ -175,7 +175,7 @@ func TestInterference(t *testing.T) {
 		opts.Metrics = NewMetrics(prometheus.NewRegistry())
 		o := EndpointSlices(client, "mirrors", d, opts)
 		defer testkit.Run(t, o.Run)()
-		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
+		eventually(t, "made", func() (bool, string) { return len(o.store.All()) == 1, "" })
 		has := func(object map[string]any, address string) bool {
 			endpoints, _, _ := unstructured.NestedSlice(object, "endpoints")
 			return strings.Contains(fmt.Sprint(endpoints), "["+address+"]")
@@ -204,7 +204,7 @@ func TestInterference(t *testing.T) {
 		opts.Metrics = NewMetrics(prometheus.NewRegistry())
 		o := Sets(quickCalico(wrapped), nil, d, opts)
 		defer testkit.Run(t, o.Run)()
-		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
+		eventually(t, "made", func() (bool, string) { return len(o.store.All()) == 1, "" })
 		fight{
 			kind: writes.GlobalNetworkSet, name: "insisted", field: "spec.nets",
 			edit: `{"spec":{"nets":["10.2.0.1/32","10.2.0.9/32"]}}`,
@@ -238,7 +238,7 @@ func TestInterference(t *testing.T) {
 	t.Run("the label is off when the broker starts", func(t *testing.T) {
 		patch("unlabelled", "kubectl-label", `{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)
 		opts := options(t)
-		o := Services(client, "mirrors", d, opts)
+		o := Services(client, "mirrors", nil, d, opts)
 		testkit.Run(t, o.Run)
 		reports(t, o, "service unlabelled", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 	})
@@ -340,7 +340,7 @@ func selectedBy[T writes.Object](t *testing.T, cfg *rest.Config, resource schema
 	o := of(d)
 	w.put(o.nameOf(object), object)
 	testkit.Run(t, o.Run)
-	found := testkit.True(func() bool { return o.present() == 1 })
+	found := testkit.True(func() bool { return len(o.store.All()) == 1 })
 	testkit.Eventually(t, 3*time.Minute, "it is made", found)
 	api := dynamic.NewForConfigOrDie(cfg).Resource(resource).Namespace(object.GetNamespace())
 	testkit.Value(api.Patch(t.Context(), object.GetName(), types.MergePatchType,

@@ -37,7 +37,7 @@ func TestFamilies(t *testing.T) {
 			judgeAddresses(t, admin)
 			client, requests := counted(cfg)
 			w, d := desired[*corev1.Service]()
-			o := Services(client, "mirrors", d, options(t))
+			o := Services(client, "mirrors", nil, d, options(t))
 			of := func(name string, headless bool, families ...corev1.IPFamily) {
 				s := service(name, "c2", 80, headless)
 				if len(families) == 1 {

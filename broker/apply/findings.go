@@ -45,21 +45,18 @@ func (o *Objects[T]) Findings() (found []finding.Finding) {
 				f.Count-finding.Shown, o.kind.Name, cmp.Or(f.Cluster, "unknown")))
 		}
 	}
-	contests := o.machine.Contests(time.Now())
-	of := finding.Lines(finding.Contested, "", contests)
-	if more := len(contests) - finding.Shown; more > 0 {
-		of[0].Lines = append(contests[:finding.Shown],
-			fmt.Sprintf("%d more objects of type %s are changed by others", more, o.kind.Name))
+	shown := func(code finding.Code, lines []string, are string) {
+		of := finding.Lines(code, "", lines)
+		if more := len(lines) - finding.Shown; more > 0 {
+			of[0].Lines = append(lines[:finding.Shown:finding.Shown],
+				fmt.Sprintf("%d more objects of type %s are %s", more, o.kind.Name, are))
+		}
+		found = append(found, of...)
 	}
-	leaving := o.machine.Leaving(time.Now())
-	left := finding.Lines(finding.Leaving, "", leaving)
-	if more := len(leaving) - finding.Shown; more > 0 {
-		left[0].Lines = append(leaving[:finding.Shown:finding.Shown],
-			fmt.Sprintf("%d more objects of type %s are deleted and kept by finalizers", more, o.kind.Name))
-	}
-	of = append(of, left...)
+	shown(finding.Contested, o.machine.Contests(time.Now()), "changed by others")
+	shown(finding.Leaving, o.machine.Leaving(time.Now()), "deleted and kept by finalizers")
 	if o.kind.unread != nil {
-		of = append(of, finding.Lines(finding.Unreadable, "", o.kind.unread.Lines())...)
+		found = append(found, finding.Lines(finding.Unreadable, "", o.kind.unread.Lines())...)
 	}
-	return append(found, of...)
+	return found
 }

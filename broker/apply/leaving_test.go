@@ -89,7 +89,7 @@ func TestForeignFinalizer(t *testing.T) {
 	})
 	t.Run("Service", func(t *testing.T) {
 		keptBack(t, func(d writes.Desired[*corev1.Service]) *Objects[*corev1.Service] {
-			return Services(client, "mirrors", d, options(t))
+			return Services(client, "mirrors", nil, d, options(t))
 		}, func(...string) *corev1.Service { return service("c2-shop-73736d-web", "c2", 80, false) },
 			of("", "v1", "services").Namespace("mirrors"), none, requests, "", "")
 	})

@@ -27,7 +27,7 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	w.set(service("echo", "c2", 80, false))
 	w.set(service("headless", "c2", 80, true))
 	api := admin.CoreV1().Services("mirrors")
-	o := Services(admin, "mirrors", d, options(t))
+	o := Services(admin, "mirrors", nil, d, options(t))
 	run := func() (stop func()) {
 		o := o
 		stopLoop := testkit.Run(t, o.Run)
@@ -59,9 +59,12 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	for i := range 14 {
 		if i == 7 { // another leader
 			stop()
-			o = Services(admin, "mirrors", d, options(t))
+			o = Services(admin, "mirrors", nil, d, options(t))
 			stop = run()
-			eventually(t, "it knows what stands", func() (bool, string) { return o.present() == 2, fmt.Sprint(o.present()) })
+			eventually(t, "it knows what stands", func() (bool, string) {
+				n := len(o.store.All())
+				return n == 2, fmt.Sprint(n)
+			})
 		}
 		remove(stands)
 		if stands = come("echo", stands); stands.Spec.ClusterIP != address {
@@ -74,7 +77,8 @@ func TestDeletedServicesComeBack(t *testing.T) {
 	}
 	stop()
 
-	client := serviceClient{inOne[*corev1.Service](api), &lacking{refused: map[string]bool{}}}
+	client := serviceClient{native[*corev1.Service]{func(string) typed[*corev1.Service] { return api }},
+		&lacking{refused: map[string]bool{}}}
 	create := func(name string) (*corev1.Service, error) {
 		return client.Create(ctx, withAddresses(service(name, "c2", 80, false), stands))
 	}

@@ -116,7 +116,8 @@ func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options O
 	o.loop = reconcile.New(string(k.Name), o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: CauseOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	}).By(o.machine.SourceOf)
-	options.Metrics.count(k.Name, func() int { return len(desired.Names()) }, o.present)
+	options.Metrics.count(k.Name, func() int { return len(desired.Names()) },
+		func() int { return len(o.store.All()) })
 	return o
 }
 
@@ -147,7 +148,7 @@ func (o *Objects[T]) Observe(cluster string) {
 
 // WakeAll queues all objects that exist or are desired.
 func (o *Objects[T]) WakeAll() {
-	for _, object := range o.owned() {
+	for _, object := range o.store.All() {
 		o.loop.Enqueue(o.nameOf(object))
 	}
 	for _, name := range o.desired.Names() {
@@ -193,7 +194,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 	}
 	ended, unserved := context.WithCancel(ctx)
 	defer unserved()
-	before := o.owned()
+	before := o.store.All()
 	o.connMu.Lock()
 	o.connection = connection
 	o.machine.Reset()
@@ -241,7 +242,7 @@ func (o *Objects[T]) AdoptAll(ctx context.Context) {
 // begin queues all objects that exist, that existed before, and that are desired.
 func (o *Objects[T]) begin(before []T) {
 	var names []string
-	for _, object := range append(o.owned(), before...) {
+	for _, object := range append(o.store.All(), before...) {
 		names = append(names, o.nameOf(object))
 		o.machine.Listed(o.nameOf(object), object)
 	}
@@ -283,10 +284,6 @@ func (o *Objects[T]) keyOf(name string) string {
 	}
 	return name
 }
-
-func (o *Objects[T]) owned() []T { return o.store.All() }
-
-func (o *Objects[T]) present() int { return len(o.owned()) }
 
 // Newest returns the object under a name, own writes included.
 func (o *Objects[T]) Newest(name string) (object T, there bool) {

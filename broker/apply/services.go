@@ -24,9 +24,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Services writes the mirror Services in namespace.
+// Services writes the mirror Services in namespace. With an adoption it adopts those of another tool: all that exist at
+// its start and when AdoptAll is called, and later those with the name of a desired one.
 func Services(
-	kube kubernetes.Interface, namespace string, desired writes.Desired[*corev1.Service], options Options,
+	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*corev1.Service],
+	options Options,
 ) *Objects[*corev1.Service] {
 	api := kube.CoreV1().Services(namespace)
 	lacking := &lacking{refused: map[string]bool{}}
@@ -45,11 +47,17 @@ func Services(
 			Recreate: func(gone, want *corev1.Service) *corev1.Service { return withAddresses(lacking.without(want), gone) },
 		},
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: func(context.Context) (connection[*corev1.Service], error) {
-			return connection[*corev1.Service]{
-				client:    serviceClient{inOne[*corev1.Service](api), lacking},
+		connect: func(ctx context.Context) (connection[*corev1.Service], error) {
+			out := connection[*corev1.Service]{
+				client:    serviceClient{native[*corev1.Service]{func(string) typed[*corev1.Service] { return api }}, lacking},
 				listWatch: ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
-			}, nil
+			}
+			if adoption != nil {
+				adopter := adoption.Adopter(kube, namespace)
+				adopter.All(ctx)
+				out.adoptAll, out.adopt = adopter.All, adopter.One
+			}
+			return out, nil
 		},
 	}, desired, options)
 }
@@ -242,26 +250,6 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 	}
 }
 
-// AdoptingServices is Services that also adopts those of another tool: all that exist at its start and when AdoptAll is
-// called, and later those with the name of a desired one.
-func AdoptingServices(
-	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*corev1.Service],
-	options Options,
-) *Objects[*corev1.Service] {
-	o := Services(kube, namespace, desired, options)
-	adopter := adoption.Adopter(kube, namespace)
-	connect := o.kind.connect
-	o.kind.connect = func(ctx context.Context) (connection[*corev1.Service], error) {
-		out, err := connect(ctx)
-		if err == nil {
-			adopter.All(ctx)
-			out.adoptAll, out.adopt = adopter.All, adopter.One
-		}
-		return out, err
-	}
-	return o
-}
-
 // EndpointSlices writes the slices of the mirrors in namespace.
 func EndpointSlices(
 	kube kubernetes.Interface, namespace string, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
@@ -361,11 +349,6 @@ type typed[T writes.Object] interface {
 // native writes objects of one of Kubernetes' own types, which are always served.
 type native[T writes.Object] struct {
 	in func(namespace string) typed[T]
-}
-
-// inOne writes with a client of one namespace.
-func inOne[T writes.Object](api typed[T]) native[T] {
-	return native[T]{func(string) typed[T] { return api }}
 }
 
 func (c native[T]) Get(ctx context.Context, like T) (T, error) {

@@ -27,12 +27,12 @@ func TestStaleWriter(t *testing.T) {
 	calico := NewCalico(cfg, options(t).Log)
 	t.Run("service", func(t *testing.T) {
 		w, d := desired[*corev1.Service]()
-		stale(t, Services(admin, "mirrors", d, options(t)), w,
+		stale(t, Services(admin, "mirrors", nil, d, options(t)), w,
 			service("m", "c2", 80, false), service("m", "c2", 81, false), service("m", "c2", 82, false))
 	})
 	t.Run("service of another kind", func(t *testing.T) {
 		w, d := desired[*corev1.Service]()
-		stale(t, Services(admin, "mirrors", d, options(t)), w,
+		stale(t, Services(admin, "mirrors", nil, d, options(t)), w,
 			service("h", "c2", 80, false), service("h", "c2", 81, false), service("h", "c2", 82, true))
 	})
 	t.Run("endpointslice", func(t *testing.T) {
