@@ -43,7 +43,7 @@ func (b both) observed(p *Plan, name string, set *calicov3.GlobalNetworkSet) (wo
 	if p == b.global {
 		other = b.namespaced
 	}
-	return other.Touched(p, name, nil)
+	return other.Moved(p)
 }
 
 // An address that passes to another pod joins no object of the new set, of either kind, while an object of the old one

@@ -282,7 +282,7 @@ func desired[T writes.Object](e *Engine, k *objectKind, to func(*calicov3.Global
 			}
 			for _, other := range e.kinds {
 				if other != k {
-					for _, touched := range other.plan.Touched(k.plan, name, nil) {
+					for _, touched := range other.plan.Moved(k.plan) {
 						other.loop.Wake(touched)
 					}
 				}

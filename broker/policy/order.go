@@ -14,31 +14,11 @@ import (
 // This file orders writes: which objects exist, and which desired changes wait for others.
 
 // Observed records an existing object; nil if none of that name exists. It returns the names of objects that may have
-// waited for it. Touched returns those of other kinds.
+// waited for it. Moved returns those of joined plans.
 func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
-	return p.Touched(p, name, o)
-}
-
-// Touched returns the names of objects of this plan that may have waited for an existing object of the plan of, which
-// is this plan or a joined one. It must be called on all plans, on the plan of first, which records the object.
-func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []string {
 	touched := map[string]bool{}
-	if p == of {
-		p.movedIPs = map[string][]netip.Addr{}
-	}
+	p.movedIPs = map[string][]netip.Addr{}
 	for cluster, r := range p.remotes {
-		if p != of {
-			// Objects that wait to add the IP, and objects that wait to remove it.
-			for _, ip := range of.movedIPs[cluster] {
-				if owner, owned := r.owner(ip); owned {
-					touched[p.objectNameOf(owner.set, ip)] = true
-				}
-				for _, at := range r.placements[ip] {
-					touched[at.object] = true
-				}
-			}
-			continue
-		}
 		var ips []netip.Addr
 		var set setRef
 		if o != nil && o.Labels[naming.LabelSourceCluster] == cluster {
@@ -52,8 +32,24 @@ func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []st
 		}
 		p.updatePlacements(r, name, set, ips, touched)
 	}
-	if p == of {
-		delete(touched, name)
+	delete(touched, name)
+	return slices.Sorted(maps.Keys(touched))
+}
+
+// Moved returns the names of objects that may have waited for the object that a joined plan observed last: to add an IP,
+// or to remove it.
+func (p *Plan) Moved(by *Plan) []string {
+	touched := map[string]bool{}
+	for cluster, ips := range by.movedIPs {
+		r := p.remotes[cluster]
+		for _, ip := range ips {
+			if owner, owned := r.owner(ip); owned {
+				touched[p.objectNameOf(owner.set, ip)] = true
+			}
+			for _, at := range r.placements[ip] {
+				touched[at.object] = true
+			}
+		}
 	}
 	return slices.Sorted(maps.Keys(touched))
 }
@@ -208,8 +204,8 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		case len(d.held) > 0 && room <= 0:
 			// The IPs to be removed still count, and may return: the object would otherwise exceed the limit for
 			// good.
-		case r.mustLeaveOther(ip, name), p.mustLeaveJoined(set.cluster, ip):
-		case r.inFlightElsewhere(ip, name), p.inFlightElsewhereJoined(set.cluster, ip):
+		case p.elsewhere(set.cluster, ip, name, (*remote).mustLeaveOther):
+		case p.elsewhere(set.cluster, ip, name, (*remote).inFlightElsewhere):
 			d.Again = max(d.Again, inFlightRetry)
 		default:
 			d.added = append(d.added, ip)
@@ -255,15 +251,10 @@ func (r *remote) mustLeaveOther(ip netip.Addr, name string) bool {
 	return slices.ContainsFunc(r.placements[ip], func(at placement) bool { return at.object != name && at.uid != o.uid })
 }
 
-// mustLeaveJoined is mustLeaveOther for objects of other kinds.
-func (p *Plan) mustLeaveJoined(cluster string, ip netip.Addr) bool {
-	return slices.ContainsFunc(p.joined, func(other *Plan) bool { return other.remotes[cluster].mustLeaveOther(ip, "") })
-}
-
-// inFlightElsewhereJoined is inFlightElsewhere for objects of other kinds.
-func (p *Plan) inFlightElsewhereJoined(cluster string, ip netip.Addr) bool {
-	return slices.ContainsFunc(p.joined,
-		func(other *Plan) bool { return other.remotes[cluster].inFlightElsewhere(ip, "") })
+// elsewhere reports whether an IP is so in another object than one of a name, or in any of another kind.
+func (p *Plan) elsewhere(cluster string, ip netip.Addr, name string, is func(*remote, netip.Addr, string) bool) bool {
+	return is(p.remotes[cluster], ip, name) || slices.ContainsFunc(p.joined,
+		func(other *Plan) bool { return is(other.remotes[cluster], ip, "") })
 }
 
 // isSettled reports whether the objects of all kinds contain an IP where it belongs.
@@ -309,7 +300,7 @@ func (r *remote) endWrite(object string, ips []netip.Addr) {
 // the set that the object belongs to.
 func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
 	o, ok := r.owner(ip)
-	if !ok || len(r.claims[ip]) > 1 || !p.hasNamespace(o.set) || p.isSettled(o.set, ip) {
+	if !ok || len(r.claims[ip]) > 1 || p.isSettled(o.set, ip) {
 		return 0, setRef{}
 	}
 	for _, at := range r.placements[ip] {

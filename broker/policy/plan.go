@@ -243,7 +243,6 @@ func (p *Plan) rename(change func()) (touched []Touched) {
 	slices.SortFunc(renamed, setRef.compare)
 	all := map[string]bool{}
 	for _, set := range renamed {
-		p.touchParts(set, all)
 		p.updateClaim(set, p.preferred.Remove, all)
 	}
 	p.longer = is
@@ -289,19 +288,12 @@ func (p *Plan) Apply(cluster string, changes []replica.Change) []Touched {
 	return touched
 }
 
-// owner is the pod that has an IP, and its set.
-type owner struct {
-	uid string
-	set setRef
-}
-
-func (r *remote) owner(ip netip.Addr) (owner, bool) {
-	claims := r.claims[ip]
-	if len(claims) == 0 {
-		return owner{}, false
+// owner is the pod that has an IP; the zero one if none has.
+func (r *remote) owner(ip netip.Addr) (_ pod, owned bool) {
+	if claims := r.claims[ip]; len(claims) > 0 {
+		return *claims[len(claims)-1], true
 	}
-	last := claims[len(claims)-1]
-	return owner{last.uid, last.set}, true
+	return pod{}, false
 }
 
 // change applies the newest state of one pod and records the names of the objects that it touches.
@@ -384,7 +376,7 @@ func (r *remote) updateClaim(ip netip.Addr, old, now *pod) {
 }
 
 // updateOwner records the pod that has an IP in an object, if the object already belongs to the pod's set.
-func (r *remote) updateOwner(ip netip.Addr, object string, o owner) {
+func (r *remote) updateOwner(ip netip.Addr, object string, o pod) {
 	for i := range r.placements[ip] {
 		if at := &r.placements[ip][i]; at.object == object && at.set == o.set {
 			at.uid, at.held = o.uid, time.Time{}
@@ -402,7 +394,7 @@ func (p *Plan) removeIP(set setRef, ip netip.Addr, touched map[string]bool) {
 	}
 }
 
-func (p *Plan) addIP(r *remote, o owner, ip netip.Addr, touched map[string]bool) {
+func (p *Plan) addIP(r *remote, o pod, ip netip.Addr, touched map[string]bool) {
 	if p.sets[o.set] == nil {
 		p.sets[o.set] = newMembers()
 		p.updateClaim(o.set, p.preferred.Add, touched)
@@ -417,7 +409,10 @@ func (p *Plan) addIP(r *remote, o owner, ip netip.Addr, touched map[string]bool)
 func (p *Plan) updateClaim(set setRef, claim func(string, setRef), touched map[string]bool) {
 	name := p.preferredName(set)
 	touched[name] = true
-	before, reviewed := p.namesOfClaimants(name), append(p.contenders(name), set)
+	before, reviewed := map[setRef]string{}, append(p.contenders(name), set)
+	for _, other := range p.preferred.All(name) {
+		before[other] = p.baseName(other)
+	}
 	for _, loser := range p.touchClaimants(name, touched) {
 		p.fallback.Remove(p.fallbackName(loser), loser)
 	}
@@ -436,15 +431,6 @@ func (p *Plan) updateClaim(set setRef, claim func(string, setRef), touched map[s
 			p.updateProblems(third)
 		}
 	}
-}
-
-// namesOfClaimants returns the current names of the sets that claim a preferred name.
-func (p *Plan) namesOfClaimants(plain string) map[setRef]string {
-	all := map[setRef]string{}
-	for _, set := range p.preferred.All(plain) {
-		all[set] = p.baseName(set)
-	}
-	return all
 }
 
 // touchClaimants touches all objects of the sets that claim a preferred name, and returns the sets that lost it.
