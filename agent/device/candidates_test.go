@@ -59,7 +59,7 @@ func TestCandidatesAreForgotten(t *testing.T) {
 	}
 	r.Set(t.Context(), "c2")
 	if r.device("c2").peers == nil {
-		t.Fatal("the device is not set: ", r.device("c2").problem)
+		t.Fatal("the device is not set: ", r.device("c2").Problem)
 	}
 	most := 0
 	for i := range 4 * spare {

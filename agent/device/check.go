@@ -39,7 +39,7 @@ func (r *Reconciler) matchesApplied(ctx context.Context, d *device) (matches boo
 	}
 	is, err := r.kernel.Device(d.name)
 	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours ||
-		!bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
+		!bytes.Equal(d.Report.GetPublicKey(), is.PublicKey[:]) {
 		return false, nil
 	}
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
@@ -70,8 +70,8 @@ func (r *Reconciler) leaveRoamed(d *device, is *kernel.Device, wanted plan.Wante
 					"node", p.Node, "device", d.name, "address", p.At, "endpoint", p.Wanted))
 		}
 	}
-	if d.roamed != len(left) {
-		d.roamed = len(left)
+	if d.Roamed != len(left) {
+		d.Roamed = len(left)
 		r.publish(d)
 	}
 }

@@ -103,7 +103,7 @@ func (o *outcome) fails(err error) {
 // the clear must not enter the tunnel of such a peer. It returns the routes to delete later.
 func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Prefix, err error) {
 	for _, prefix := range done.DeleteRoutes {
-		if slices.ContainsFunc(done.Routed(), prefix.Overlaps) {
+		if slices.ContainsFunc(done.Routed, prefix.Overlaps) {
 			later = append(later, prefix)
 			continue
 		}
@@ -127,21 +127,21 @@ func waitForPackets(ctx context.Context) error {
 // addRoute adds a route into a device, or sets its source. It restores a route of this agent that another program
 // replaced.
 func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
-	err := r.kernel.AddRoute(s.Name, prefix, s.SourceOf(prefix))
+	err := r.kernel.AddRoute(s.Name, prefix, s.Sources.Of(prefix))
 	now := time.Now()
 	if !errors.Is(err, kernel.ErrTaken) || !claims.MayRetake(prefix, now) {
 		return err
 	}
 	slog.Warn("another program replaced a route of the agent, which restores it", "device", s.Name, "route", err)
 	claims.RecordRetake(prefix, now)
-	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
+	return r.kernel.ReplaceRoute(s.Name, prefix, s.Sources.Of(prefix))
 }
 
 // retire deletes routes in other tables that this agent's own replace: those of an agent with another table, and of
 // semaphore-wireguard. It waits for packets whose lookup began before the rule that leads to this agent's table
 // existed. If ctx ends meanwhile, the next agent deletes them.
 func (r *Reconciler) retire(ctx context.Context, done *outcome) {
-	strays, err := r.kernel.Strays(done.Name, done.Routed())
+	strays, err := r.kernel.Strays(done.Name, done.Routed)
 	done.fails(err)
 	strays = slices.DeleteFunc(strays, func(stray kernel.Route) bool {
 		return slices.Contains(done.lacking, stray.Prefix)
@@ -174,7 +174,7 @@ func describeSteps(s plan.Steps) string {
 		parts = append(parts, "no route "+r.String())
 	}
 	for _, r := range s.ChangeRoutes {
-		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.SourceOf(r)))
+		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.Sources.Of(r)))
 	}
 	for _, at := range s.AddAddresses {
 		parts = append(parts, "address "+at.String())

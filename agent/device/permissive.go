@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/status"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -27,11 +28,8 @@ const (
 
 type permissive struct {
 	heard plan.Heard
-	// hold is why packets to no further node enter the tunnel, as of heldAt; empty for no reason.
-	hold   string
+	// heldAt is when Hold of the device's status.Clear was last decided.
 	heldAt time.Time
-	// waiting is how many peers packets do not reach through the tunnel yet.
-	waiting int
 }
 
 // withKeepalive returns the device to a permissive remote, or to one that this node calls, with a keepalive, and any
@@ -51,35 +49,34 @@ func (r *Reconciler) nodesHeard(
 	d *device, want *plan.Desired, peers []wgtypes.Peer, nodes plan.Wanted,
 ) map[string]bool {
 	if !want.Device.GetPermissive() {
-		d.permissive = nil
+		d.permissive, d.Clear = nil, nil
 		return nil
 	}
 	if d.permissive == nil {
-		d.permissive = &permissive{}
+		d.permissive, d.Clear = &permissive{}, &status.Clear{}
 	}
-	p := d.permissive
-	was := *p
+	p, was, is := d.permissive, *d.Clear, *d.Clear
 	now := time.Now()
 	if now.Sub(p.heldAt) >= filterInterval {
-		hold := r.strictFilters(d.cluster, want)
-		if hold != p.hold && hold != "" {
-			slog.Warn("packets to a permissive remote remain in the clear", "problem", hold, "device", d.name)
+		is.Hold, p.heldAt = r.strictFilters(d.cluster, want), now
+		if is.Hold != was.Hold && is.Hold != "" {
+			slog.Warn("packets to a permissive remote remain in the clear", "problem", is.Hold, "device", d.name)
 		}
-		p.hold, p.heldAt = hold, now
 	}
 	if err := r.loosenAgain(d.name, want.Device); err != nil {
-		p.hold = err.Error()
+		is.Hold = err.Error()
 	}
-	heard := p.heard.Update(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), p.hold != "")
+	heard := p.heard.Update(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), is.Hold != "")
 	if want.Device.GetClear() {
 		heard = map[string]bool{}
 	}
-	p.waiting = len(want.Peers) - len(heard)
-	if p.waiting != was.waiting {
+	is.Peers = len(want.Peers) - len(heard)
+	if is.Peers != was.Peers {
 		r.Events.Emit(events.Device(d.cluster, "hear",
 			fmt.Sprintf("%d of %d peers are sent to through the tunnel", len(heard), len(want.Peers))))
 	}
-	if p.waiting != was.waiting || p.hold != was.hold {
+	if is != was {
+		d.Clear = &is
 		r.publish(d)
 	}
 	return heard

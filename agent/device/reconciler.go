@@ -26,9 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 type Kernel interface {
@@ -72,8 +70,8 @@ type Reconciler struct {
 
 type device struct {
 	cluster, name string
-	// report is nil until the agent has set the device, or tried to.
-	report *semaphorev1.DeviceReport
+	// Device is the part that readers see. Its Report is nil until the agent has set the device, or tried to.
+	status.Device
 	// applied is the state last applied completely, except for lacking, and peers the same for changes of single peers;
 	// nil if the device must be read first.
 	applied *plan.Desired
@@ -85,16 +83,11 @@ type device struct {
 	// refused counts the routes and settings that bounds refuse, and conflicts are this node's obstacles to routes.
 	refused   int
 	conflicts []string
-	// problem is the difference from the desired state. contested means that it includes another program that keeps
-	// changing the device.
-	problem   string
-	findings  []finding.Finding
+	// contested means that Problem includes another program that keeps changing the device.
 	contested bool
-	failure   *status.Failure
 	// claims are the routes that this agent added.
 	claims  plan.Claims
 	roaming plan.Roaming
-	roamed  int
 	asking  *asking
 	// candidates has the endpoints in use of the nodes that have several, and moved are the nodes that have another since
 	// the last look. namesVersion says which addresses of names are in use, and remembered how much is remembered of
@@ -107,7 +100,6 @@ type device struct {
 	live       []wgtypes.Peer
 	liveAt     time.Time
 	permissive *permissive
-	adopted    bool
 }
 
 func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
@@ -126,18 +118,10 @@ func (r *Reconciler) device(cluster string) *device {
 }
 
 func (r *Reconciler) publish(d *device) {
-	view := status.Device{Report: d.report, Problem: d.problem, Findings: d.findings, Failure: d.failure,
-		Roamed: d.roamed}
-	if d.permissive != nil {
-		view.Clear = &status.Clear{Peers: d.permissive.waiting, Hold: d.permissive.hold}
+	if d.Report != nil {
+		r.Schedule.Report(d.cluster, int(d.Report.GetPeers()), d.applied != nil)
 	}
-	if d.adopted {
-		view.AdoptedFrom = config.SemaphoreWireGuard
-	}
-	if d.report != nil {
-		r.Schedule.Report(d.cluster, int(d.report.GetPeers()), d.applied != nil)
-	}
-	r.Board.PutDevice(d.cluster, view)
+	r.Board.PutDevice(d.cluster, d.Device)
 }
 
 // Set reads a device and changes it to the desired state. It removes a device that is not desired.
@@ -159,7 +143,6 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *kernel.Devic
 	if err == nil {
 		done, err = r.apply(ctx, d, want, read, bounds, sources)
 	}
-	r.Keys.Track(cluster)
 	r.metrics.synced(d.cluster, d.name, "device", err, started)
 	r.record(d, want, done, err)
 }
@@ -275,7 +258,7 @@ func (r *Reconciler) adopt(d *device, err error) {
 	}
 	r.Events.Emit(events.Device(d.cluster, "adopt", detail).
 		Info("adopted a device of semaphore-wireguard", "device", d.name, "how", detail))
-	d.adopted = true
+	d.AdoptedFrom = config.SemaphoreWireGuard
 }
 
 // SetPeers sets single peers that changed. It does not read the others.
@@ -303,7 +286,6 @@ func (r *Reconciler) setPeers(ctx context.Context, cluster string, nodes map[str
 	if len(cfg.Peers) > 0 {
 		live := r.triggerHandshakes(d, &cfg)
 		err := r.configure(ctx, d.name, cfg, live)
-		r.Keys.Track(cluster)
 		r.metrics.synced(d.cluster, d.name, "peers", err, started)
 		if err != nil {
 			d.peers = nil
@@ -318,8 +300,8 @@ func (r *Reconciler) setPeers(ctx context.Context, cluster string, nodes map[str
 			delete(d.applied.Peers, node)
 		}
 	}
-	d.report = proto.CloneOf(d.report)
-	d.report.Peers = uint32(d.peers.Peers())
+	d.Report = proto.CloneOf(d.Report)
+	d.Report.Peers = uint32(d.peers.Peers())
 	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + d.peers.RefusedCount()))
 	r.describe(d, time.Now(), d.peers)
 	r.publish(d)

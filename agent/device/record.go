@@ -23,17 +23,17 @@ import (
 // with another program.
 func (r *Reconciler) describe(d *device, now time.Time, peers *plan.AppliedPeers) {
 	contest := r.Schedule.Contest(d.cluster, now)
-	d.findings = r.findings(d, contest, peers.Problems())
+	d.Findings = r.findings(d, contest, peers.Problems())
 	d.contested = contest != nil
-	was := d.problem
-	d.problem = events.AddProblem(events.JoinProblems(d.wrong, peers.Problems()), contest)
-	d.problem = events.AddProblem(d.problem, r.Keys.Problem(d.cluster))
-	if d.problem != was && d.problem != "" {
-		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.problem, "device", d.name)
+	was := d.Problem
+	d.Problem = events.AddProblem(events.JoinProblems(d.wrong, peers.Problems()), contest)
+	d.Problem = events.AddProblem(d.Problem, r.Keys.Problem(d.cluster))
+	if d.Problem != was && d.Problem != "" {
+		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.Problem, "device", d.name)
 	}
-	if d.report.GetProblem() != d.problem {
-		d.report = proto.CloneOf(d.report)
-		d.report.Problem = d.problem
+	if d.Report.GetProblem() != d.Problem {
+		d.Report = proto.CloneOf(d.Report)
+		d.Report.Problem = d.Problem
 	}
 }
 
@@ -56,8 +56,8 @@ func (r *Reconciler) findings(d *device, contest error, peers []string) (found [
 func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err error) {
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)
-	if d.report == nil {
-		d.report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
+	if d.Report == nil {
+		d.Report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
 	}
 	steps := done.Without(done.lacking)
 	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
@@ -73,7 +73,7 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 	default:
 		d.applied, d.peers = want, done.Applied
 	}
-	was := d.problem
+	was := d.Problem
 	r.describe(d, now, done.Applied)
 	r.setFailure(d, now, done, err)
 	r.metrics.conflicts.WithLabelValues(d.cluster, d.name).Set(float64(len(done.Conflicts)))
@@ -81,17 +81,17 @@ func (r *Reconciler) record(d *device, want *plan.Desired, done outcome, err err
 	d.refused = len(done.Refused)
 	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + done.Applied.RefusedCount()))
 	if done.device != nil {
-		d.report = proto.CloneOf(d.report)
-		describeReport(d.report, done.device)
-		r.describeKey(d.report)
+		d.Report = proto.CloneOf(d.Report)
+		describeReport(d.Report, done.device)
+		r.describeKey(d.Report)
 		r.Peers.Observe(d.cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.device.Peers)
 	}
 	r.recordConflicts(d, done.Conflicts)
 	r.publish(d)
 	action, detail := "apply", describeSteps(steps)
 	switch {
-	case (err != nil || len(done.failed) > 0) && d.problem != was:
-		action, detail = "fail", d.problem
+	case (err != nil || len(done.failed) > 0) && d.Problem != was:
+		action, detail = "fail", d.Problem
 	case err != nil || steps.Empty():
 		return
 	case healed:
@@ -110,20 +110,20 @@ func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err erro
 	key, _ := r.Keys.Stored(d.cluster)
 	switch {
 	case err != nil || !key.Durable:
-		r.fail(d, now, d.problem, false)
+		r.fail(d, now, d.Problem, false)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			r.Schedule.Vanished(d.cluster, now)
 		}
 	case len(done.failed) > 0:
-		r.fail(d, now, d.problem, true)
+		r.fail(d, now, d.Problem, true)
 	default:
-		d.failure = nil
+		d.Failure = nil
 		r.Schedule.Succeeded(d.cluster)
 	}
 }
 
 func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
-	d.failure = &status.Failure{Problem: problem, Partial: partial}
+	d.Failure = &status.Failure{Problem: problem, Partial: partial}
 	r.Schedule.Failed(d.cluster, now, partial)
 	r.metrics.requeues.WithLabelValues(d.cluster, d.name).Inc()
 }

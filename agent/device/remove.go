@@ -19,13 +19,13 @@ func (r *Reconciler) remove(d *device) {
 	r.Schedule.Checked(d.cluster, now)
 	if err != nil {
 		text := events.TruncateProblem(err.Error())
-		if d.failure == nil || d.failure.Problem != text { // log once for each reason: the agent retries
+		if d.Failure == nil || d.Failure.Problem != text { // log once for each reason: the agent retries
 			slog.Warn("cannot remove the device; the agent retries", "device", d.name, "error", err)
 		}
-		if d.report != nil {
-			d.problem = text
-			d.report = proto.CloneOf(d.report)
-			d.report.Problem = text
+		if d.Report != nil {
+			d.Problem = text
+			d.Report = proto.CloneOf(d.Report)
+			d.Report.Problem = text
 		}
 		r.fail(d, now, text, false)
 		r.publish(d)

@@ -33,10 +33,10 @@ func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, e
 	}
 	public := key.Private.PublicKey()
 	var maxAge time.Duration
-	known := d.report != nil && !r.Schedule.Broken(cluster)
+	known := d.Report != nil && !r.Schedule.Broken(cluster)
 	if known {
-		d.report = proto.CloneOf(d.report)
-		d.report.PublicKey, d.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
+		d.Report = proto.CloneOf(d.Report)
+		d.Report.PublicKey, d.Report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
 	}
 	if known && d.applied != nil {
 		maxAge = d.applied.Device.GetKeyMaxAge().AsDuration()

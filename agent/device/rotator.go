@@ -59,19 +59,13 @@ func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
 		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: Schedule{},
 		undelivered: map[string]string{}, waiting: map[string]string{},
-		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_agent_key_rotations_total",
-			Help: "Times that the agent replaced a device's private key, because of its age or on an operator's order.",
-		}, []string{"cluster", "device"}),
-		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "semaphore_agent_key_created_timestamp_seconds",
-			Help: "Unix time of the creation of a device's private key.",
-		}, []string{"cluster", "device"}),
-		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "semaphore_agent_key_file_problem",
-			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, " +
-				"or a damaged one lies beside it; the status says what to do.",
-		}, []string{"cluster", "device"}),
+		rotations: counter("semaphore_agent_key_rotations_total",
+			"Times that the agent replaced a device's private key, because of its age or on an operator's order."),
+		keyCreated: gauge("semaphore_agent_key_created_timestamp_seconds",
+			"Unix time of the creation of a device's private key."),
+		problems: gauge("semaphore_agent_key_file_problem",
+			"1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, "+
+				"or a damaged one lies beside it; the status says what to do."),
 	}
 }
 
@@ -84,6 +78,7 @@ func (r *Rotator) Collectors() []prometheus.Collector {
 // device has its key, or if a new one cannot be written.
 func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Device) (wgtypes.Key, error) {
 	device := naming.Device(cluster)
+	r.rotations.WithLabelValues(cluster, device) // a counter from the first key on
 	key, err := r.files.Of(device, existing)
 	if err != nil {
 		r.problems.WithLabelValues(cluster, device).Set(1)
@@ -114,9 +109,6 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Dev
 // Read returns the private key in the file of a device. It fails with fs.ErrNotExist if there is none, and if it is not
 // valid.
 func (r *Rotator) Read(device string) (wgtypes.Key, error) { return kernel.ReadKey(r.dir, device) }
-
-// Track creates the counter of a device that has a key.
-func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(cluster, naming.Device(cluster)) }
 
 // Stored returns the key of a cluster as it was last read or written, and whether it was.
 func (r *Rotator) Stored(cluster string) (kernel.StoredKey, bool) {

@@ -265,8 +265,8 @@ func TestR27ConfigurationBoundsRoutesAndPort(t *testing.T) {
 	}
 	s := Network("c2", networkOf(append(eights, "10.2.0.0/16", "8.8.8.0/24", "10.2.0.0/15"), nil), bounds,
 		wgtypes.Key{1}, nil)
-	if !slices.Equal(s.Routed(), prefixes("10.2.0.0/16")) {
-		t.Errorf("routed: %v", s.Routed())
+	if !slices.Equal(s.Routed, prefixes("10.2.0.0/16")) {
+		t.Errorf("routed: %v", s.Routed)
 	}
 	var many []string
 	for i := range 1000 {
@@ -275,8 +275,8 @@ func TestR27ConfigurationBoundsRoutesAndPort(t *testing.T) {
 	wantMany := networkOf(many, nil)
 	wantMany.Device.ListenPort = 7775
 	s = Network("c2", wantMany, bounds, wgtypes.Key{1}, nil)
-	if len(s.Routed()) != maxSubnets || !strings.Contains(s.Refused[0], "1000 subnets exceed the limit of 256") {
-		t.Errorf("%d routes, refused %q", len(s.Routed()), s.Refused)
+	if len(s.Routed) != maxSubnets || !strings.Contains(s.Refused[0], "1000 subnets exceed the limit of 256") {
+		t.Errorf("%d routes, refused %q", len(s.Routed), s.Refused)
 	}
 	want := networkOf([]string{"10.2.0.0/16"}, nil)
 	for port, word := range map[uint32]string{7775: "", 4789: "listen port 4789 is not the remote's listenPort 7775"} {

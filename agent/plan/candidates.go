@@ -74,7 +74,7 @@ func (c *Candidates) Choose(key wgtypes.Key, all []netip.AddrPort, has netip.Add
 		if c.peers == nil {
 			c.peers = map[wgtypes.Key]*trial{}
 		}
-		t = &trial{all: all, at: max(slices.Index(all, has), 0), before: -1}
+		t = &trial{all: all, at: max(slices.Index(all, has), 0), before: -1, avoid: map[netip.AddrPort]time.Time{}}
 		c.peers[key] = t
 	case !slices.Equal(t.all, all):
 		at := max(slices.Index(all, t.all[t.at]), 0)
@@ -149,17 +149,17 @@ func (t *trial) look(now time.Time, p *wgtypes.Peer) (lost bool) {
 	case begins:
 		t.sentThen, t.since, t.triedAt, t.before = 0, now, time.Time{}, -1
 		if live {
-			t.sentThen = p.TransmitBytes
-			t.listen(now, p, at)
+			t.sentThen = t.sent
+			t.listen(now, at)
 		}
 		return false
 	case live && t.before >= 0:
-		t.onTrial(now, p, at, answered)
+		t.onTrial(now, at, answered)
 		return false
 	case live && answered:
-		t.listen(now, p, at)
+		t.listen(now, at)
 	}
-	silent := p.TransmitBytes-t.sentHeard >= endpointBytes
+	silent := t.sent-t.sentHeard >= endpointBytes
 	switch {
 	case live && !t.heard.IsZero() && (now.Sub(t.heard) < endpointTimeout || !silent):
 		t.ask(now)
@@ -170,37 +170,37 @@ func (t *trial) look(now time.Time, p *wgtypes.Peer) (lost bool) {
 		}
 		t.heard, t.before = time.Time{}, -1
 	}
-	return t.try(now, p)
+	return t.try(now)
 }
 
 // listen records that the peer has answered, and follows WireGuard to where it did: at, -1 for somewhere else.
-func (t *trial) listen(now time.Time, p *wgtypes.Peer, at int) {
-	t.heard, t.sentHeard, t.triedAt, t.before = now, p.TransmitBytes, time.Time{}, -1
+func (t *trial) listen(now time.Time, at int) {
+	t.heard, t.sentHeard, t.triedAt, t.before = now, t.sent, time.Time{}, -1
 	if at >= 0 && at != t.at {
-		t.choose(now, p, at)
+		t.choose(now, at)
 	}
 }
 
-func (t *trial) choose(now time.Time, p *wgtypes.Peer, at int) {
-	t.at, t.sentThen, t.since, t.triedAt = at, p.TransmitBytes, now, time.Time{}
+func (t *trial) choose(now time.Time, at int) {
+	t.at, t.sentThen, t.since, t.triedAt = at, t.sent, now, time.Time{}
 }
 
 // unanswered reports whether something was sent to the choice, and it had the time to answer.
-func (t *trial) unanswered(now time.Time, p *wgtypes.Peer) bool {
-	if t.triedAt.IsZero() && p.TransmitBytes-t.sentThen > keepaliveBytes {
+func (t *trial) unanswered(now time.Time) bool {
+	if t.triedAt.IsZero() && t.sent-t.sentThen > keepaliveBytes {
 		t.triedAt = now
 	}
 	return !t.triedAt.IsZero() && now.Sub(t.triedAt) >= answerTime
 }
 
 // try moves to the next candidate if the choice does not answer, and to the first if nothing is sent any more.
-func (t *trial) try(now time.Time, p *wgtypes.Peer) (lost bool) {
+func (t *trial) try(now time.Time) (lost bool) {
 	switch {
-	case t.unanswered(now, p):
-		t.choose(now, p, (t.at+1)%len(t.all))
+	case t.unanswered(now):
+		t.choose(now, (t.at+1)%len(t.all))
 		return t.at == 0
 	case t.triedAt.IsZero() && t.at != 0 && now.Sub(t.since) >= SessionLifetime:
-		t.choose(now, p, 0)
+		t.choose(now, 0)
 	}
 	return false
 }
@@ -208,22 +208,19 @@ func (t *trial) try(now time.Time, p *wgtypes.Peer) (lost bool) {
 // onTrial decides whether a better candidate carries the session: something is received while the device has it.
 // Packets that were under way when the device got it move the endpoint back, so it is set again for a while. If it
 // carries nothing, the earlier one is used again.
-func (t *trial) onTrial(now time.Time, p *wgtypes.Peer, at int, answered bool) {
+func (t *trial) onTrial(now time.Time, at int, answered bool) {
 	back := at == t.before
 	switch {
 	case answered && at == t.at && t.settled:
-		t.listen(now, p, at)
+		t.listen(now, at)
 		return
 	case back && now.Sub(t.since) < trialTime:
-		t.again, t.triedAt, t.sentThen = true, time.Time{}, p.TransmitBytes
-	case back || t.unanswered(now, p):
-		if t.avoid == nil {
-			t.avoid = map[netip.AddrPort]time.Time{}
-		}
+		t.again, t.triedAt, t.sentThen = true, time.Time{}, t.sent
+	case back || t.unanswered(now):
 		t.avoid[t.all[t.at]] = now.Add(avoidFor)
 		before := t.before
 		t.before = -1
-		t.choose(now, p, before)
+		t.choose(now, before)
 	}
 	t.settled = at == t.at
 }
@@ -269,7 +266,7 @@ func (c *Candidates) Answered(now time.Time, q Question) bool {
 		return false
 	}
 	t.before, t.settled = t.at, false
-	t.at, t.sentThen, t.since, t.triedAt = at, t.sent, now, time.Time{}
+	t.choose(now, at)
 	return true
 }
 

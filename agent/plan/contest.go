@@ -15,8 +15,6 @@ var heals = waiting.Rule{Free: 10, Least: time.Second, Most: 30 * time.Second, C
 // changes.
 type contest struct{ waiting.Repeats }
 
-func (c *contest) healed(now time.Time) { c.Add(heals, now) }
-
 // pause returns how long a device must be left alone after it was last healed.
 func (c *contest) pause(now time.Time) time.Duration {
 	if now.Sub(c.Last) >= heals.Calm {

@@ -96,7 +96,7 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 	for key := range keys {
 		p.keys.each(key, concern)
 	}
-	for prefix := range maps.Clone(prefixes) {
+	for prefix := range prefixes {
 		p.prefixes.each(prefix, func(node string) { concerned[node] = true })
 	}
 	before, contradicted := p.effectivePeers(concerned), p.hasContradictions()
@@ -115,12 +115,9 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 	for _, key := range slices.SortedFunc(maps.Keys(after), compareKeys) {
 		is := after[key]
 		was, there := before[key]
-		switch {
-		case there && was.endpoint == is.endpoint && slices.Equal(was.prefixes, is.prefixes):
-		case there && slices.Equal(was.prefixes, is.prefixes):
-			cfg.Peers = append(cfg.Peers, is.update(p.keepalive, was.endpoint))
-		default:
-			cfg.Peers = append(cfg.Peers, is.config(p.keepalive, was.endpoint))
+		keeps := there && slices.Equal(was.prefixes, is.prefixes)
+		if !keeps || was.endpoint != is.endpoint {
+			cfg.Peers = append(cfg.Peers, is.config(p.keepalive, was.endpoint, keeps))
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(before), compareKeys) { // last, as in Network

@@ -29,13 +29,17 @@ func Replaces(cfg wgtypes.Config) bool {
 // BeginHandshakes returns the configuration that makes a device begin a handshake with peers, and leaves them as they
 // are otherwise. Their keepalive must be off.
 func BeginHandshakes(peers []wgtypes.Key) (cfg wgtypes.Config) {
-	on, off := anyKeepalive, time.Duration(0)
 	for _, key := range peers {
-		cfg.Peers = append(cfg.Peers,
-			wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, PersistentKeepaliveInterval: &on},
-			wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, PersistentKeepaliveInterval: &off})
+		cfg.Peers = append(cfg.Peers, begin(wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true})...)
 	}
 	return cfg
+}
+
+// begin adds to the configuration of a peer that the device begins a handshake with it.
+func begin(p wgtypes.PeerConfig) []wgtypes.PeerConfig {
+	on, off := anyKeepalive, time.Duration(0)
+	p.PersistentKeepaliveInterval = &on
+	return []wgtypes.PeerConfig{p, {PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &off}}
 }
 
 // TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer
@@ -75,12 +79,9 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 		if p.Remove || present[p.PublicKey] || !takes || p.Endpoint == nil || p.PersistentKeepaliveInterval != nil &&
 			*p.PersistentKeepaliveInterval > 0 {
 			peers = append(peers, p) // a peer with a keepalive sends immediately anyway, and a node that calls begins
-			continue
+		} else {
+			peers = append(peers, begin(p)...)
 		}
-		on, off := anyKeepalive, time.Duration(0)
-		p.PersistentKeepaliveInterval = &on
-		peers = append(peers, p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true,
-			PersistentKeepaliveInterval: &off})
 	}
 	cfg.Peers = peers
 	return live

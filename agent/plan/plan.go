@@ -44,8 +44,8 @@ type Steps struct {
 	Refused []string
 	// Conflicts are conflicts of this node's addresses with subnets that remain routed, a line each.
 	Conflicts []string
-	// subnets are the subnets that are routed after the steps.
-	subnets []netip.Prefix
+	// Routed are the subnets that are routed after the steps.
+	Routed []netip.Prefix
 	// Applied is the network after the steps, for changes of single peers.
 	Applied *AppliedPeers
 }
@@ -58,8 +58,6 @@ func (s Steps) Empty() bool {
 func (s Steps) sourcesMatch() bool {
 	return len(s.ChangeRoutes) == 0 && len(s.AddAddresses) == 0 && len(s.DeleteAddresses) == 0
 }
-
-func (s Steps) Routed() []netip.Prefix { return s.subnets }
 
 func (s Steps) Without(routes []netip.Prefix) Steps {
 	if len(routes) > 0 {
@@ -107,7 +105,7 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 		cfg.ListenPort = &port
 	}
 	s.Config = notEmpty(cfg)
-	s.subnets = subnets
+	s.Routed = subnets
 	s.routes(subnets, existing)
 	return s, existing
 }
@@ -137,20 +135,15 @@ func Network(cluster string, want *Desired, bounds Bounds, key wgtypes.Key, exis
 		p := &existing.Peers[i]
 		present[p.PublicKey] = true
 		switch is, ok := s.Applied.withKey(p.PublicKey); {
-		case !ok:
+		case !ok, s.Applied.astray(is, p): // WireGuard cannot forget an endpoint; the next check adds the peer again
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
-		case s.Applied.astray(is, p): // WireGuard cannot forget an endpoint; the next check adds the peer again
-			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
-		case is.matches(p, every):
-		case is.hasPrefixes(p):
-			cfg.Peers = append(cfg.Peers, is.update(every, kernel.EndpointOf(p)))
-		default:
-			cfg.Peers = append(cfg.Peers, is.config(every, kernel.EndpointOf(p)))
+		case !is.matches(p, every):
+			cfg.Peers = append(cfg.Peers, is.config(every, kernel.EndpointOf(p), is.hasPrefixes(p)))
 		}
 	}
 	for key := range s.Applied.keys.first {
 		if is, ok := s.Applied.withKey(key); ok && !present[key] {
-			cfg.Peers = append(cfg.Peers, is.config(every, netip.AddrPort{}))
+			cfg.Peers = append(cfg.Peers, is.config(every, netip.AddrPort{}, false))
 		}
 	}
 	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a peer.
@@ -267,36 +260,25 @@ func (p peer) keepalive(every time.Duration) time.Duration {
 	return every
 }
 
-// config returns the configuration of a peer that was set to an endpoint, invalid for none. Its fields have the types
-// that reading a device returns.
-func (p peer) config(every time.Duration, was netip.AddrPort) wgtypes.PeerConfig {
+// config returns the configuration of a peer that was set to an endpoint, invalid for none. One that keeps its allowed
+// IPs is only updated, as packets would be dropped while these change. Its fields have the types that reading a device
+// returns.
+func (p peer) config(every time.Duration, was netip.AddrPort, keeps bool) wgtypes.PeerConfig {
 	keepalive := p.keepalive(every)
 	c := wgtypes.PeerConfig{
-		PublicKey:                   p.key,
-		Endpoint:                    p.address(was),
-		ReplaceAllowedIPs:           true,
-		PersistentKeepaliveInterval: &keepalive,
+		PublicKey: p.key, UpdateOnly: keeps, ReplaceAllowedIPs: !keeps, PersistentKeepaliveInterval: &keepalive,
 	}
-	for _, prefix := range p.prefixes {
-		c.AllowedIPs = append(c.AllowedIPs, *kernel.IPNet(prefix))
+	// The endpoint of a node that calls is never written, nor one that does not change, from which the peer may have
+	// roamed.
+	if p.endpoint.IsValid() && p.endpoint != was {
+		c.Endpoint = net.UDPAddrFromAddrPort(p.endpoint)
+	}
+	if !keeps {
+		for _, prefix := range p.prefixes {
+			c.AllowedIPs = append(c.AllowedIPs, *kernel.IPNet(prefix))
+		}
 	}
 	return c
-}
-
-// update returns the configuration of a peer that has its allowed IPs, as packets would be dropped while these change.
-func (p peer) update(every time.Duration, was netip.AddrPort) wgtypes.PeerConfig {
-	keepalive := p.keepalive(every)
-	return wgtypes.PeerConfig{PublicKey: p.key, UpdateOnly: true, Endpoint: p.address(was),
-		PersistentKeepaliveInterval: &keepalive}
-}
-
-// address returns the endpoint to write; nil for a node that calls, whose endpoint is never written, and for one that
-// does not change, from which the peer may have roamed.
-func (p peer) address(was netip.AddrPort) *net.UDPAddr {
-	if !p.endpoint.IsValid() || p.endpoint == was {
-		return nil
-	}
-	return net.UDPAddrFromAddrPort(p.endpoint)
 }
 
 func (p peer) matches(is *wgtypes.Peer, every time.Duration) bool {

@@ -90,7 +90,7 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 		bounds.hosts = hostsOf(bounds.Own)
 	}
 	var left []Roamed
-	var seen map[wgtypes.Key]*sighting
+	seen := map[wgtypes.Key]*sighting{}
 	for i := range peers {
 		p := &peers[i]
 		node, endpoint, ok := wanted(p.PublicKey)
@@ -119,9 +119,6 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 			if dead && p.ReceiveBytes > was || shook {
 				s.heard = now // a packet from there moved it: nobody writes at the same moment
 			}
-		}
-		if seen == nil {
-			seen = map[wgtypes.Key]*sighting{}
 		}
 		seen[p.PublicKey] = s // remembered until it is healed, so that the next check has the same result
 		if known && !s.leave(now, p) {

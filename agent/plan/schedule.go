@@ -175,7 +175,7 @@ func (s *Scheduler) Set(cluster string) bool {
 	return d != nil && d.reported && d.set && !s.Broken(cluster)
 }
 
-func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
+func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.Add(heals, now) }
 
 // Contest returns an error while another program keeps changing a device; else nil.
 func (s *Scheduler) Contest(cluster string, now time.Time) error {

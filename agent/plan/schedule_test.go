@@ -16,7 +16,7 @@ func TestContest(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	var pauses []string
 	for range 20 {
-		c.healed(now)
+		c.Add(heals, now)
 		pauses = append(pauses, c.pause(now).String())
 		if reported := c.problem(now) != nil; reported != (c.pause(now) > 0) {
 			t.Errorf("reported %v with a pause of %s", reported, c.pause(now))
@@ -31,7 +31,7 @@ func TestContest(t *testing.T) {
 	if c.pause(now) != 0 || c.problem(now) != nil {
 		t.Errorf("after a minute of peace the pause is %s: %v", c.pause(now), c.problem(now))
 	}
-	c.healed(now)
+	c.Add(heals, now)
 	if c.pause(now) != 0 {
 		t.Errorf("the first heal after peace has a pause of %s", c.pause(now))
 	}
@@ -41,12 +41,12 @@ func TestContest(t *testing.T) {
 func TestContestEnds(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	c := contest{waiting.Repeats{Times: heals.Free, Last: now}}
-	c.healed(now.Add(heals.Calm))
+	c.Add(heals, now.Add(heals.Calm))
 	if c.Times != 1 {
 		t.Errorf("%d heals after %s of quiet", c.Times, heals.Calm)
 	}
 	c = contest{waiting.Repeats{Times: heals.Free, Last: now}}
-	c.healed(now.Add(heals.Calm - 1))
+	c.Add(heals, now.Add(heals.Calm - 1))
 	if c.Times != heals.Free+1 {
 		t.Errorf("%d heals, the last one within %s", c.Times, heals.Calm)
 	}

@@ -18,7 +18,7 @@ type Sources struct {
 	V4, V6 netip.Addr
 }
 
-func (s Sources) of(prefix netip.Prefix) netip.Addr {
+func (s Sources) Of(prefix netip.Prefix) netip.Addr {
 	if prefix.Addr().Is6() {
 		return s.V6
 	}
@@ -116,13 +116,13 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 	}
 	if existing != nil {
 		for _, r := range existing.Routes {
-			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && existing.Sources[r] != sources.of(r) {
+			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && existing.Sources[r] != sources.Of(r) {
 				s.ChangeRoutes = append(s.ChangeRoutes, r)
 			}
 		}
 	}
-	for _, subnet := range s.subnets {
-		if at := sources.of(subnet); at.IsValid() && !slices.Contains(wanted, at) {
+	for _, subnet := range s.Routed {
+		if at := sources.Of(subnet); at.IsValid() && !slices.Contains(wanted, at) {
 			wanted = append(wanted, at)
 		}
 	}
@@ -135,8 +135,6 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 	}
 	s.AddAddresses, s.DeleteAddresses = missing(wanted, has), missing(has, wanted)
 }
-
-func (s *Steps) SourceOf(prefix netip.Prefix) netip.Addr { return s.Sources.of(prefix) }
 
 func (s *Steps) OnlySources() bool {
 	rest := *s

@@ -173,7 +173,7 @@ func TestSourcesOnTheDevice(t *testing.T) {
 			stands := carryOut(t, nil, s)
 			stands.Addresses, stands.Sources = c.has, map[netip.Prefix]netip.Addr{}
 			for _, r := range stands.Routes {
-				stands.Sources[r] = c.sources.of(r)
+				stands.Sources[r] = c.sources.Of(r)
 			}
 			s = Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, stands)
 			s.SetSources(c.sources, stands, c.early)
