@@ -43,7 +43,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 			slog.Warn("cannot set the whole guard of an earlier agent; the agent tries again", "error", err)
 		}
 	}
-	host, err := kernel.NewHost(cfg.Backend, kernel.WithLauncher(cfg.UserspaceSocket), kernel.WithRoutingTable(table))
+	host, err := kernel.NewHost(cfg.Backend, cfg.UserspaceSocket, table)
 	if err != nil {
 		return err
 	}

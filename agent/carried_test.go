@@ -44,7 +44,7 @@ func TestCarriedDevice(t *testing.T) {
 		cfg.Backend = kernel.InUserspace
 		r := newRemote(t)
 		r.pairWith(t, cfg)
-		h, err := kernel.NewHost(kernel.InUserspace)
+		h, err := kernel.NewHost(kernel.InUserspace, "", kernel.DefaultRoutingTable())
 		must(t, err)
 		defer h.Close()
 

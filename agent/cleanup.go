@@ -32,7 +32,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: keys cannot be removed while devices remain: these would have no key after a reboot")
 	}
-	host, err := kernel.NewHost("auto", kernel.WithRoutingTable(tableOf(cfg)))
+	host, err := kernel.NewHost("auto", "", tableOf(cfg))
 	if err != nil {
 		return err
 	}

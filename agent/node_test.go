@@ -172,9 +172,11 @@ func publicKey(seed int) wgtypes.Key {
 		[]byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
 }
 
-func newHost(t testing.TB, options ...kernel.HostOption) *kernel.Host {
+func newHost(t testing.TB) *kernel.Host { return newHostWith(t, kernel.DefaultRoutingTable()) }
+
+func newHostWith(t testing.TB, table kernel.RoutingTable) *kernel.Host {
 	t.Helper()
-	h, err := kernel.NewHost(nodetest.Backend(), options...)
+	h, err := kernel.NewHost(nodetest.Backend(), "", table)
 	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h
@@ -231,7 +233,7 @@ func tunnel(t testing.TB, ns *netns.Namespace, peers []wgtypes.PeerConfig, subne
 	must(t, err)
 	port := 51820
 	must(t, ns.Do(func() error {
-		if h, err = kernel.NewHost(nodetest.Backend()); err != nil {
+		if h, err = kernel.NewHost(nodetest.Backend(), "", kernel.DefaultRoutingTable()); err != nil {
 			return err
 		}
 		err = errors.Join(h.Create(t.Context(), remoteDevice, remoteDevice, 1380),

@@ -63,7 +63,7 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 		eventually(t, "all is in the other table", func() bool { return ours() == wants(9000, 500) })
 		tr.noneLost(t, "")
 		other := kernel.RoutingTable{ID: 9000, Priority: 500}
-		same(t, before, deviceOn(t, newHost(t, kernel.WithRoutingTable(other)), device))
+		same(t, before, deviceOn(t, newHostWith(t, other), device))
 		stop()
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{}))

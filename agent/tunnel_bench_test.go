@@ -140,7 +140,7 @@ func apart(b *testing.B, number, mtu int) (p *path, to *netns.Namespace) {
 			Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(2-i)), Port: port}}
 		var h *kernel.Host
 		must(b, ends[i].Do(func() (err error) {
-			if h, err = kernel.NewHost(nodetest.Backend()); err != nil {
+			if h, err = kernel.NewHost(nodetest.Backend(), "", kernel.DefaultRoutingTable()); err != nil {
 				return err
 			}
 			return errors.Join(h.Create(b.Context(), device, device, mtu),

@@ -173,7 +173,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix, whole bool) (bool, 
 	changed := len(lacking)+len(gone) > 0
 	var failed []error
 	for _, p := range lacking {
-		failed = append(failed, g.addUnreachable(p))
+		failed = append(failed, g.unreachable(p).Add())
 	}
 	ruled := map[int]bool{}
 	for _, p := range wanted {
@@ -189,7 +189,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix, whole bool) (bool, 
 		}
 	}
 	for _, p := range gone {
-		failed = append(failed, g.deleteUnreachable(p))
+		failed = append(failed, g.unreachable(p).Delete())
 	}
 	if len(gone) > 0 {
 		_, err := kernel.DeleteUnusedRules()

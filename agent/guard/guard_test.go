@@ -336,7 +336,7 @@ func TestGuard(t *testing.T) {
 		must(t, err)
 		conn.FlushRuleset()
 		must(t, conn.Flush())
-		must(t, g.deleteUnreachable(netip.MustParsePrefix("10.3.0.0/16")))
+		must(t, g.unreachable(netip.MustParsePrefix("10.3.0.0/16")).Delete())
 		set(t)(g.Restore(false))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
@@ -776,9 +776,9 @@ func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		for _, prefix := range []string{"10.2.0.0/16", "fd00:2::/48"} {
-			r := New(true, kernel.DefaultRoutingTable()).unreachableRoute(netip.MustParsePrefix(prefix))
+			r := New(true, kernel.DefaultRoutingTable()).unreachable(netip.MustParsePrefix(prefix))
 			r.Table = 0
-			must(t, netlink.RouteAdd(r))
+			must(t, r.Add())
 		}
 		g := New(true, kernel.DefaultRoutingTable())
 		set(t)(g.Set("c2", Remote{Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))

@@ -1,12 +1,9 @@
 package guard
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
@@ -39,27 +36,11 @@ func allUnreachableRoutes() (all []kernel.Route, err error) {
 	return all, err
 }
 
-// addUnreachable adds the unreachable route of a prefix: packets without a route into the device are rejected with an
+// unreachable returns the unreachable route of a prefix: packets without a route into the device are rejected with an
 // answer to the sender, and do not follow a default route.
-func (g *Guard) addUnreachable(prefix netip.Prefix) error {
-	if err := netlink.RouteAdd(g.unreachableRoute(prefix)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("unreachable route %s: %w", prefix, err)
-	}
-	return nil
-}
-
-func (g *Guard) deleteUnreachable(prefix netip.Prefix) error {
-	if err := netlink.RouteDel(g.unreachableRoute(prefix)); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("deleting unreachable route %s: %w", prefix, err)
-	}
-	return nil
-}
-
-func (g *Guard) unreachableRoute(prefix netip.Prefix) *netlink.Route {
-	return &netlink.Route{
-		Dst: kernel.IPNet(prefix), Table: g.table.ID,
-		Type: unix.RTN_UNREACHABLE, Protocol: kernel.RouteProtocol, Priority: unreachableMetric,
-	}
+func (g *Guard) unreachable(prefix netip.Prefix) kernel.Route {
+	return kernel.Route{Prefix: prefix, Table: g.table.ID, Type: unix.RTN_UNREACHABLE, Protocol: kernel.RouteProtocol,
+		Metric: unreachableMetric}
 }
 
 func missing(want, have []netip.Prefix) []netip.Prefix {

@@ -141,7 +141,9 @@ func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 		return nil
 	}
 	for _, r := range routes {
-		err = errors.Join(err, r.replace())
+		if failed := netlink.RouteReplace(r.message()); failed != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", r.Name(), failed))
+		}
 	}
 	return err
 }

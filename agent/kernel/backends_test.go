@@ -37,7 +37,7 @@ func newSide(t *testing.T, backend, name, underlay string, pods [2]string) *side
 	must(t, err)
 	port := 51820
 	must(t, s.Do(func() error {
-		s.host, err = NewHost(backend)
+		s.host, err = NewHost(backend, "", DefaultRoutingTable())
 		if err == nil {
 			err = s.host.Create(t.Context(), s.device, s.device, 1380)
 		}
@@ -171,7 +171,7 @@ func TestKernelModuleIsLoadedLater(t *testing.T) {
 		testkit.Command(t, "modprobe", args...)
 	}
 	must(t, os.WriteFile(loader, []byte("/bin/false"), 0))
-	h, err := NewHost("auto")
+	h, err := NewHost("auto", "", DefaultRoutingTable())
 	must(t, err)
 	t.Cleanup(func() { must(t, h.Close()) })
 	for _, c := range []struct {

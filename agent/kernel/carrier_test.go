@@ -31,7 +31,7 @@ func carrier(t *testing.T, socket string) *exec.Cmd {
 func TestCarrier(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		socket := filepath.Join(t.TempDir(), "carrier.sock")
-		h, err := NewHost(InUserspace, WithLauncher(socket))
+		h, err := NewHost(InUserspace, socket, DefaultRoutingTable())
 		must(t, err)
 		defer h.Close()
 		if err := h.Create(t.Context(), device, device, 1420); !errors.Is(err, unix.ENOENT) ||

@@ -138,31 +138,21 @@ func (r *reader) eventOf(m syscall.NetlinkMessage) Event {
 	return Event{}
 }
 
-func (r *reader) routeEvent(data []byte) Event {
-	if len(data) < unix.SizeofRtMsg {
+func (r *reader) routeEvent(data []byte) (e Event) {
+	route, ok, err := parse(data)
+	ours := route.Table == r.table.ID
+	if err != nil || !ok || !ours && route.Table != unix.RT_TABLE_MAIN {
 		return Event{}
 	}
-	// struct rtmsg, rtnetlink(7).
-	length, table, protocol, kind, flags := data[1], int(data[4]), data[5], data[7], binary.NativeEndian.Uint32(data[8:])
-	if of := attribute(data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(of) == 4 {
-		table = int(binary.NativeEndian.Uint32(of))
-	}
-	ours := table == r.table.ID
-	if flags&unix.RTM_F_CLONED != 0 || !ours && table != unix.RT_TABLE_MAIN {
-		return Event{}
-	}
-	var e Event
 	// The kernel reports IPv6's unreachable routes with loopback.
-	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 && kind == unix.RTN_UNICAST &&
-		(ours || protocol == RouteProtocol) {
+	if route.Link != 0 && route.Type == unix.RTN_UNICAST && (ours || route.Protocol == RouteProtocol) {
 		// If the interface was deleted, too, its own message reports that.
-		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {
+		if link, err := netlink.LinkByIndex(route.Link); err == nil {
 			e.Interface = link.Attrs().Name
 		}
 	}
-	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ours && ok &&
-		int(length) <= addr.BitLen() {
-		e.Route = netip.PrefixFrom(addr, int(length))
+	if ours {
+		e.Route = route.Prefix
 	}
 	return e
 }

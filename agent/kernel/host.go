@@ -40,33 +40,21 @@ const txQueueLen = 1000
 
 // Host is the node. It is not safe for concurrent use, except Device and Close.
 type Host struct {
-	wg atomic.Pointer[wgctrl.Client]
-	// backend is auto, kernel or userspace.
-	backend string
-	// launcher is the socket of the process that starts userspace devices; empty for this process itself.
-	launcher string
-	table    RoutingTable
+	wg                atomic.Pointer[wgctrl.Client]
+	backend, launcher string
+	table             RoutingTable
 }
 
-type HostOption func(*Host)
-
-// WithLauncher has another process, which serves a socket with ServeUserspace, start the processes of userspace
-// devices, so that they do not end with this container. An empty socket is this process itself.
-func WithLauncher(socket string) HostOption { return func(h *Host) { h.launcher = socket } }
-
-func WithRoutingTable(t RoutingTable) HostOption { return func(h *Host) { h.table = t } }
-
 // NewHost opens the interfaces to program the node. backend is auto (the kernel's WireGuard if it has it, else
-// wireguard-go), kernel or userspace. It fails if WireGuard's control interface cannot be opened.
-func NewHost(backend string, options ...HostOption) (*Host, error) {
+// wireguard-go), kernel or userspace. launcher is the socket of another process, which serves it with ServeUserspace:
+// it starts the processes of userspace devices, so that they do not end with this container; empty for this process
+// itself. It fails if WireGuard's control interface cannot be opened.
+func NewHost(backend, launcher string, table RoutingTable) (*Host, error) {
 	client, err := wgctrl.New()
 	if err != nil {
 		return nil, fmt.Errorf("WireGuard control: %w", err)
 	}
-	h := &Host{backend: backend, table: DefaultRoutingTable()}
-	for _, option := range options {
-		option(h)
-	}
+	h := &Host{backend: backend, launcher: launcher, table: table}
 	h.wg.Store(client)
 	return h, nil
 }
@@ -175,8 +163,7 @@ func (h *Host) Device(name string) (*Device, error) {
 // findLink returns nil if no interface has that name.
 func findLink(name string) (netlink.Link, error) {
 	link, err := netlink.LinkByName(name)
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) {
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 		return nil, nil
 	}
 	if err != nil {

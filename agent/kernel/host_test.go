@@ -25,7 +25,7 @@ import (
 
 func newHost(t *testing.T) *Host {
 	t.Helper()
-	h, err := NewHost(nodetest.Backend())
+	h, err := NewHost(nodetest.Backend(), "", DefaultRoutingTable())
 	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h

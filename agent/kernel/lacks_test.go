@@ -15,14 +15,14 @@ import (
 // WireGuard, in userspace by itself, or by the container beside it.
 func TestLacksWireGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		host := func(backend string, options ...HostOption) *Host {
+		host := func(backend, launcher string) *Host {
 			t.Helper()
-			h, err := NewHost(backend, options...)
+			h, err := NewHost(backend, launcher, DefaultRoutingTable())
 			must(t, err)
 			t.Cleanup(func() { h.Close() })
 			return h
 		}
-		inKernel := host(InKernel)
+		inKernel := host(InKernel, "")
 		lacks := inKernel.LacksWireGuard()
 		err := inKernel.Create(t.Context(), device, device, 1420)
 		if (lacks == "") != (err == nil) {
@@ -32,18 +32,18 @@ func TestLacksWireGuard(t *testing.T) {
 		kernelHas := err == nil
 
 		for _, backend := range []string{"auto", InUserspace} {
-			if why := host(backend).LacksWireGuard(); why != "" {
+			if why := host(backend, "").LacksWireGuard(); why != "" {
 				t.Errorf("%s, with /dev/net/tun: %s", backend, why)
 			}
 		}
 		must(t, unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, "")) // as in the agent's container
 		defer func() { must(t, unix.Unmount("/dev/net", 0)) }()
-		beside := WithLauncher(filepath.Join(t.TempDir(), "carrier.sock"))
+		beside := filepath.Join(t.TempDir(), "carrier.sock")
 		for _, backend := range []string{"auto", InUserspace} {
 			if why := host(backend, beside).LacksWireGuard(); why != "" {
 				t.Errorf("%s, with a container beside it: %s", backend, why)
 			}
-			h := host(backend)
+			h := host(backend, "")
 			why := h.LacksWireGuard()
 			if has := kernelHas && backend == "auto"; (why == "") != has ||
 				!has && !strings.Contains(why, "nor /dev/net/tun (no such file or directory)") {

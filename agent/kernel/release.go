@@ -29,12 +29,8 @@ func (h *Host) Release(name string) ([]string, error) {
 	}
 	var released []string
 	for _, prefix := range routes {
-		r := &netlink.Route{LinkIndex: existing.Index, Dst: IPNet(prefix), Scope: netlink.SCOPE_LINK,
-			Protocol: unix.RTPROT_BOOT}
-		if prefix.Addr().Is6() {
-			r.Scope = netlink.SCOPE_UNIVERSE
-		}
-		if err := netlink.RouteReplace(r); err != nil {
+		r := Route{Prefix: prefix, Type: unix.RTN_UNICAST, Protocol: unix.RTPROT_BOOT, Link: existing.Index}
+		if err := netlink.RouteReplace(r.message()); err != nil {
 			return released, fmt.Errorf("handing over route %s via %s: %w", prefix, name, err)
 		}
 		released = append(released, prefix.String())

@@ -123,16 +123,21 @@ func parse(m []byte) (r Route, ok bool, err error) {
 	return r, r.Prefix.IsValid(), err
 }
 
-// replace adds a route into an interface, or replaces the existing one.
-func (r Route) replace() error {
+// message returns the route as requests about it have it.
+func (r Route) message() *netlink.Route {
 	route := &netlink.Route{
-		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
-		LinkIndex: r.Link, Scope: netlink.SCOPE_LINK, Src: r.Source.AsSlice(),
+		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
+		LinkIndex: r.Link, Src: r.Source.AsSlice(), Gw: r.Gateway.AsSlice(),
 	}
-	if r.Gateway.IsValid() {
-		route.Gw, route.Scope = r.Gateway.AsSlice(), netlink.SCOPE_UNIVERSE
+	if r.Type == unix.RTN_UNICAST && r.Prefix.Addr().Is4() && !r.Gateway.IsValid() {
+		route.Scope = netlink.SCOPE_LINK // IPv6 has no other than that of the universe
 	}
-	if err := netlink.RouteReplace(route); err != nil {
+	return route
+}
+
+// Add adds the route; one that exists is no error. It fails if the kernel refuses.
+func (r Route) Add() error {
+	if err := netlink.RouteAdd(r.message()); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("%s: %w", r.Name(), err)
 	}
 	return nil
@@ -140,14 +145,8 @@ func (r Route) replace() error {
 
 // Delete deletes the route; one that does not exist is no error. It fails if the kernel refuses.
 func (r Route) Delete() error {
-	route := &netlink.Route{
-		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
-		LinkIndex: r.Link,
-		Scope:     netlink.SCOPE_NOWHERE, // matches any scope in a deletion
-	}
-	if r.Gateway.IsValid() {
-		route.Gw = r.Gateway.AsSlice()
-	}
+	route := r.message()
+	route.Src, route.Scope = nil, netlink.SCOPE_NOWHERE // matches any scope in a deletion
 	if r.Type != unix.RTN_UNICAST {
 		route.LinkIndex = 0 // the kernel lists IPv6's with loopback, but deletes them only without it
 	}

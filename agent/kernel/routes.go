@@ -113,18 +113,9 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 	if err != nil {
 		return err
 	}
-	route := &netlink.Route{
-		LinkIndex: link.Attrs().Index,
-		Dst:       IPNet(prefix),
-		Scope:     netlink.SCOPE_LINK,
-		Protocol:  RouteProtocol,
-		Table:     h.table.ID,
-		Src:       source.AsSlice(),
-	}
-	if prefix.Addr().Is6() {
-		route.Scope = netlink.SCOPE_UNIVERSE // IPv6 has no other
-	}
-	if err := do(route); err != nil {
+	r := Route{Prefix: prefix, Table: h.table.ID, Type: unix.RTN_UNICAST, Protocol: RouteProtocol,
+		Link: link.Attrs().Index, Source: source}
+	if err := do(r.message()); err != nil {
 		return fmt.Errorf("route %s via %s: %w", prefix, name, err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -116,11 +117,5 @@ func (h *Host) StrictFilters(links []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for _, l := range links {
-		if v.strict(l) {
-			out = append(out, l)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(slices.Clone(links), func(l string) bool { return !v.strict(l) }), nil
 }

@@ -46,7 +46,7 @@ func TestContestEnds(t *testing.T) {
 		t.Errorf("%d heals after %s of quiet", c.Times, heals.Calm)
 	}
 	c = contest{waiting.Repeats{Times: heals.Free, Last: now}}
-	c.Add(heals, now.Add(heals.Calm - 1))
+	c.Add(heals, now.Add(heals.Calm-1))
 	if c.Times != heals.Free+1 {
 		t.Errorf("%d heals, the last one within %s", c.Times, heals.Calm)
 	}

@@ -26,7 +26,7 @@ const device = "wireguard.c2"
 // stands returns c1's device.
 func stands(t *testing.T) *kernel.Device {
 	t.Helper()
-	h := testkit.Value(kernel.NewHost("auto"))(t)
+	h := testkit.Value(kernel.NewHost("auto", "", kernel.DefaultRoutingTable()))(t)
 	defer h.Close()
 	return testkit.Value(h.Device(device))(t)
 }
@@ -35,7 +35,7 @@ func stands(t *testing.T) *kernel.Device {
 func deleteDevice(t *testing.T, on func(func() error) error, name string) {
 	t.Helper()
 	must(t, on(func() error {
-		h, err := kernel.NewHost("auto")
+		h, err := kernel.NewHost("auto", "", kernel.DefaultRoutingTable())
 		if err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func peersAre(t *testing.T, on func(func() error) error, device, key string) {
 	t.Helper()
 	eventually(t, device+" has the peer "+key, func() error {
 		return on(func() error {
-			h, err := kernel.NewHost("auto")
+			h, err := kernel.NewHost("auto", "", kernel.DefaultRoutingTable())
 			if err != nil {
 				return err
 			}

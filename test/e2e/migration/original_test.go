@@ -112,7 +112,7 @@ func (o *original) setUp(ctx context.Context) (public string, err error) {
 		link, err := netlink.LinkByName(o.device())
 		if err != nil {
 			// On a kernel without WireGuard, a userspace process provides the device.
-			host, err := kernel.NewHost("auto")
+			host, err := kernel.NewHost("auto", "", kernel.DefaultRoutingTable())
 			if err != nil {
 				return err
 			}
