@@ -56,13 +56,13 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return a.pages(reg).Serve(ctx, cfg.Listen.HTTP) })
 	g.Go(func() error {
 		look := a.lookup()
-		server := debug.NewServer(a.events.Recorder(), a.status, debug.Answers{Path: look.LookUp, Locate: look.Locate})
+		server := debug.NewServer(a.events.Recorder, a.status, debug.Answers{Path: look.LookUp, Locate: look.Locate})
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, server, func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})
 	})
 	g.Go(func() error { return kernel.Watch(ctx, table, a.kernelChanged, a.eventsLost) })
-	g.Go(func() error { return guard.Watch(ctx, a.guardChanged) })
+	g.Go(func() error { return kernel.FollowTable(ctx, guard.TableName, a.guardChanged) })
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.loop(ctx, a.round) })
 	g.Go(func() error { return a.cache.Run(ctx) })

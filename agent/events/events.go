@@ -56,13 +56,9 @@ func (e Event) Warn(message string, args ...any) Event {
 }
 
 // Sink receives the events of one agent. It is safe for concurrent use and never waits for a reader.
-type Sink struct{ recorder *debug.Recorder }
+type Sink struct{ *debug.Recorder }
 
-func New(cluster string) *Sink { return &Sink{recorder: debug.NewRecorder("agent", cluster, "")} }
-
-func (s *Sink) Recorder() *debug.Recorder { return s.recorder }
-
-func (s *Sink) SetNode(node string) { s.recorder.SetNode(node) }
+func New(cluster string) *Sink { return &Sink{debug.NewRecorder("agent", cluster, "")} }
 
 func (s *Sink) Emit(e Event) {
 	if ctx := context.Background(); e.message != "" && slog.Default().Enabled(ctx, e.level) {
@@ -73,7 +69,7 @@ func (s *Sink) Emit(e Event) {
 		r.Add(e.args...)
 		_ = slog.Default().Handler().Handle(ctx, r)
 	}
-	s.recorder.Record(debug.Event{
+	s.Record(debug.Event{
 		Source: e.Cluster, Object: e.Object, Action: e.Action, Detail: e.Detail, ObservedAt: e.ObservedAt,
 	})
 }

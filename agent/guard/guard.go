@@ -22,6 +22,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -41,8 +42,8 @@ type Guard struct {
 	// any more.
 	loaded  bool
 	removed map[string]bool
-	// sound means that rules and routes were those of remotes when the last change ended; Watch reports later changes of
-	// others, and Restore repairs it.
+	// sound means that rules and routes were those of remotes when the last change ended; kernel.FollowTable reports later
+	// changes of others, and Restore repairs it.
 	sound bool
 }
 
@@ -136,7 +137,7 @@ func (g *Guard) apply(cluster string, whole bool, change func(remotes)) (bool, e
 	before := subnets(g.remotes)
 	now := maps.Clone(g.remotes)
 	change(now)
-	if cluster != "" && g.sound && unread == nil && maps.EqualFunc(now, g.remotes, Remote.equal) {
+	if cluster != "" && g.sound && unread == nil && reflect.DeepEqual(now, g.remotes) {
 		g.mu.Unlock()
 		return false, nil
 	}
@@ -273,7 +274,7 @@ func RemoveAll() ([]string, error) {
 		failed = nil // then nothing of the agent exists either
 	}
 	if there {
-		removed = append(removed, "nftables table inet "+tableName)
+		removed = append(removed, "nftables table inet "+TableName)
 	}
 	routes, err := allUnreachableRoutes()
 	failed = errors.Join(failed, err)

@@ -577,7 +577,7 @@ func TestChangesOfOthers(t *testing.T) {
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
 		var notified atomic.Int64
-		testkit.Run(t, func(ctx context.Context) error { return Watch(ctx, func() { notified.Add(1) }) })
+		testkit.Run(t, func(ctx context.Context) error { return kernel.FollowTable(ctx, TableName, func() { notified.Add(1) }) })
 		conn, err := nftables.New()
 		must(t, err)
 		eventually(t, "it watches", func() bool { // repeatedly: the watch may begin late
@@ -724,7 +724,7 @@ func sleep(t *testing.T) {
 		m = append(m, family, unix.NFNETLINK_V0)
 		return append(binary.BigEndian.AppendUint16(m, resource), attributes...)
 	}
-	name := nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(tableName)).Serialize()
+	name := nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(TableName)).Serialize()
 	flags := nl.NewRtAttr(unix.NFTA_TABLE_FLAGS, binary.BigEndian.AppendUint32(nil, dormant)).Serialize()
 	batch := slices.Concat(
 		message(unix.NFNL_MSG_BATCH_BEGIN, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,10 +18,10 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 )
 
-// tableName is the name of the agent's table, of nftables' family inet.
-const tableName = "semaphore"
+// TableName is the name of the agent's table, of nftables' family inet.
+const TableName = "semaphore"
 
-var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
+var table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 
 // directions are all directions, in the order in which their chains are created.
 var directions = []direction{out, in, sending, arriving}
@@ -42,22 +41,14 @@ var directions = []direction{out, in, sending, arriving}
 // A packet that enters passes prerouting; raw is before connection tracking, which then holds nothing of dropped
 // packets.
 var base = map[direction]*nftables.Chain{
-	out: {
-		Name: "leaving", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter,
-	},
-	in: {
-		Name: "entering", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
-	},
-	sending: {
-		Name: "sending", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
-	},
-	arriving: {
-		Name: "arriving", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
-	},
+	out:      called("leaving", nftables.ChainHookPostrouting, nftables.ChainPriorityFilter),
+	in:       called("entering", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
+	sending:  called("sending", nftables.ChainHookOutput, nftables.ChainPriorityFilter),
+	arriving: called("arriving", nftables.ChainHookInput, nftables.ChainPriorityFilter),
+}
+
+func called(name string, at *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
+	return &nftables.Chain{Name: name, Table: table, Type: nftables.ChainTypeFilter, Hooknum: at, Priority: priority}
 }
 
 type ruleset struct {
@@ -72,13 +63,6 @@ type ruleset struct {
 	misplaced, dormant bool
 	counters           map[string]uint64 // packets
 	exists             bool
-}
-
-// Watch calls changed when something of the table was deleted or replaced, such as by "nft flush ruleset", or when
-// events were lost, until ctx ends. Changes of this process are included. changed must not block. It returns ctx's
-// error, or fails if the kernel sends no events.
-func Watch(ctx context.Context, changed func()) error {
-	return kernel.FollowTable(ctx, tableName, changed)
 }
 
 // transaction bounds one transaction, and the kernel's answers to it, one for each message, in bytes: the rules of a
@@ -111,7 +95,7 @@ func readRuleset() (ruleset, error) {
 	if err != nil {
 		return s, fmt.Errorf("nftables: tables: %w", err)
 	}
-	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName })
+	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName })
 	if s.exists = at >= 0; !s.exists {
 		return s, nil
 	}
@@ -119,19 +103,19 @@ func readRuleset() (ruleset, error) {
 	s.dormant = binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, tables[at].Flags))&dormant != 0
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
 	if err != nil {
-		return s, fmt.Errorf("nftables: chains of table %s: %w", tableName, err)
+		return s, fmt.Errorf("nftables: chains of table %s: %w", TableName, err)
 	}
 	rules, err := readEntries()
 	if err != nil {
-		return s, fmt.Errorf("nftables: rules of table %s: %w", tableName, err)
+		return s, fmt.Errorf("nftables: rules of table %s: %w", TableName, err)
 	}
 	for _, c := range chains {
-		if c.Table.Name == tableName {
+		if c.Table.Name == TableName {
 			s.add(c, rules[c.Name])
 		}
 	}
 	if err := s.readMaps(conn); err != nil {
-		return s, fmt.Errorf("nftables: maps of table %s: %w", tableName, err)
+		return s, fmt.Errorf("nftables: maps of table %s: %w", TableName, err)
 	}
 	s.counters, err = readCounters()
 	return s, err
@@ -191,7 +175,7 @@ func readCounters() (map[string]uint64, error) {
 	}
 	objects, err := conn.GetObjects(table)
 	if err != nil {
-		return nil, fmt.Errorf("nftables: counters of table %s: %w", tableName, err)
+		return nil, fmt.Errorf("nftables: counters of table %s: %w", TableName, err)
 	}
 	counters := map[string]uint64{}
 	for _, o := range objects {
@@ -255,7 +239,7 @@ func write(w wanted, existing ruleset) error {
 		if err == nil || errors.Is(err, unix.EPERM) {
 			return err
 		}
-		slog.Warn("the table of the guard refuses a change, and is written again", "table", tableName, "error", err)
+		slog.Warn("the table of the guard refuses a change, and is written again", "table", TableName, "error", err)
 	}
 	if err := existing.replace(conn, w); err != nil {
 		return err
@@ -272,7 +256,7 @@ func (s *ruleset) replace(conn *nftables.Conn, w wanted) error {
 	s.addCounters(conn, w)
 	s.flatten(conn, w)
 	if err := conn.Flush(); err != nil {
-		slog.Warn("the table of the guard cannot be prepared for its end", "table", tableName, "error", err)
+		slog.Warn("the table of the guard cannot be prepared for its end", "table", TableName, "error", err)
 	}
 	conn.DelTable(table)
 	(&ruleset{}).addCounters(conn, w)
@@ -281,7 +265,7 @@ func (s *ruleset) replace(conn *nftables.Conn, w wanted) error {
 		addRules(conn, base[d].Name, w.flat(d))
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: replacing table %s: %w", tableName, err)
+		return fmt.Errorf("nftables: replacing table %s: %w", TableName, err)
 	}
 	return nil
 }
@@ -314,7 +298,7 @@ func (s *ruleset) change(conn *nftables.Conn, w wanted) error {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: writing table %s: %w", tableName, err)
+		return fmt.Errorf("nftables: writing table %s: %w", TableName, err)
 	}
 	return nil
 }
@@ -338,7 +322,7 @@ func (s *ruleset) prepare(conn *nftables.Conn, w wanted) error {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: preparing table %s: %w", tableName, err)
+		return fmt.Errorf("nftables: preparing table %s: %w", TableName, err)
 	}
 	return nil
 }
@@ -365,7 +349,7 @@ func (s *ruleset) changeMaps(conn *nftables.Conn, w wanted) (err error) {
 		err = conn.Flush()
 	}
 	if err != nil {
-		return fmt.Errorf("nftables: maps of table %s: %w", tableName, err)
+		return fmt.Errorf("nftables: maps of table %s: %w", TableName, err)
 	}
 	return nil
 }
@@ -435,7 +419,7 @@ func deleteTable() (bool, error) {
 	}
 	conn.DelTable(table)
 	if err := conn.Flush(); err != nil {
-		return false, fmt.Errorf("nftables: deleting table %s: %w", tableName, err)
+		return false, fmt.Errorf("nftables: deleting table %s: %w", TableName, err)
 	}
 	return true, nil
 }

@@ -15,9 +15,9 @@ import (
 func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: byte(table.Family), Version: nl.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(tableName)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(TableName)))
 	messages, err := request.Execute(unix.NETLINK_NETFILTER, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|answer))
-	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) { // by a change, which Watch reports if it is of this table
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) { // by a change, which is an event if it is of this table
 		return nil, err
 	}
 	for _, m := range messages {
@@ -25,7 +25,7 @@ func dump(kind, answer int) (all []map[uint16][]byte, err error) {
 		_ = kernel.EachAttribute(m[min(len(m), nl.SizeofNfgenmsg):], func(kind uint16, value []byte) {
 			attributes[kind] = value
 		})
-		if nl.BytesToString(attributes[unix.NFTA_TABLE_NAME]) == tableName { // the same number in all messages
+		if nl.BytesToString(attributes[unix.NFTA_TABLE_NAME]) == TableName { // the same number in all messages
 			all = append(all, attributes)
 		}
 	}

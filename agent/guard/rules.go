@@ -40,11 +40,6 @@ type Remote struct {
 // tunnel reports whether the addresses of the remote's nodes are known.
 func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
 
-func (r Remote) equal(other Remote) bool {
-	return slices.Equal(r.Subnets, other.Subnets) && slices.Equal(r.Nodes, other.Nodes) && r.Port == other.Port &&
-		r.Permissive == other.Permissive && r.RoutedElsewhere == other.RoutedElsewhere && r.Closed == other.Closed
-}
-
 type remotes map[string]Remote
 
 // direction is one of the two ways in which packets can bypass a device, or one of the two directions of its tunnels'

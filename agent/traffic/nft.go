@@ -91,17 +91,16 @@ func (s sample) add(what string, e nftables.SetElement) {
 	if !ok || e.Counter == nil {
 		return
 	}
-	if s[address] == nil {
-		s[address] = &counts{}
-	}
+	n := s[address]
 	switch what {
 	case ofSent:
-		s[address].sent = e.Counter.Bytes
+		n.sent = e.Counter.Bytes
 	case ofReceived:
-		s[address].received = e.Counter.Bytes
+		n.received = e.Counter.Bytes
 	case ofNew:
-		s[address].connections = e.Counter.Packets
+		n.connections = e.Counter.Packets
 	}
+	s[address] = n
 }
 
 func (f family) exists(conn *nftables.Conn) (bool, error) {

@@ -18,7 +18,7 @@ const (
 )
 
 // sample are the kernel's counts for each ClusterIP.
-type sample map[netip.Addr]*counts
+type sample map[netip.Addr]counts
 
 type counts struct{ sent, received, connections uint64 }
 
@@ -56,22 +56,16 @@ func (c *Counter) Read() (changed bool, err error) {
 // take adds the new part of a sample. The kernel forgets an idle ClusterIP, and counts from 0 when it comes again.
 func (c *Counter) take(now sample) (changed bool) {
 	for address, is := range now {
-		was, total := c.last[address], c.total[address]
-		if was == nil {
-			was = &counts{}
-		}
-		if total == nil {
-			total = &counts{}
-			c.total[address] = total
-		}
-		before := *total
+		was, before := c.last[address], c.total[address]
+		total := before
 		total.sent += grown(was.sent, is.sent)
 		total.received += grown(was.received, is.received)
 		total.connections += grown(was.connections, is.connections)
-		changed = changed || *total != before
+		c.total[address] = total
+		changed = changed || total != before
 	}
 	for address := range c.total {
-		if now[address] == nil {
+		if _, there := now[address]; !there {
 			delete(c.total, address)
 			changed = true
 		}

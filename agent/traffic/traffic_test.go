@@ -50,7 +50,7 @@ func TestReportIsBounded(t *testing.T) {
 	c, all := NewCounter(), sample{}
 	for i := range maxAddresses {
 		at := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(10<<24+i))))
-		all[at] = &counts{sent: uint64(i + 1), received: 1}
+		all[at] = counts{sent: uint64(i + 1), received: 1}
 	}
 	c.take(all)
 	got := c.Report()
