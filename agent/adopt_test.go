@@ -93,7 +93,7 @@ func TestAdoption(t *testing.T) {
 		}
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{Keys: true}))
-		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks ||
+		if _, err := kernel.NewKeys(cfg.WGKeyPath).Read(device); err != nil || fingerprint(t) != looks ||
 			!strings.Contains(out.String(), "left interface wireguard.c2") {
 			t.Errorf("a cleanup takes what is another's: %v\n%s", err, out.String())
 		}
@@ -131,7 +131,7 @@ func TestAdoption(t *testing.T) {
 		if after := fingerprint(t); after != looks {
 			t.Errorf("what is handed over is:\n%s\nit was:\n%s", after, looks)
 		}
-		if again, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil || again != key {
+		if again, err := kernel.NewKeys(cfg.WGKeyPath).Read(device); err != nil || again != key {
 			t.Errorf("the key: %v", err)
 		}
 		if _, err := stream.LoadState(cfg.StateFile, cfg.Cluster); err == nil {

@@ -84,7 +84,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	for _, name := range released {     // after the routes whose source they are
 		failed = append(failed, host.Unmark(name))
 	}
-	removed("")(guard.RemoveAll()) // last: a device without its last address has no route for a moment
+	removed("")(guard.RemoveTable()) // last: a device without its last address has no route for a moment
 	removed("socket of ")(kernel.RemoveDeadSockets(canBeOurs))
 	removed("state file ")(stream.RemoveState(cfg.StateFile))
 	if options.Keys {

@@ -221,7 +221,7 @@ func TestNeverInTheClear(t *testing.T) {
 		if left := ip(t, "route show table all proto 94") + ip(t, "rule show table 7394"); left != "" {
 			t.Errorf("left: %s", left)
 		}
-		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
+		if removed, err := guard.RemoveTable(); err != nil || len(removed) > 0 {
 			t.Errorf("left: %v, %v", removed, err)
 		}
 	})

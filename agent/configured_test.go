@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
@@ -97,8 +96,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		// Without a broker, a restarted agent guards the same, from its state file.
 		b.stop()
 		stop()
-		_, err := guard.RemoveAll()
-		must(t, err)
+		unguard(t)
 		eventually(t, "without a guard all packets are seen in the clear",
 			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		run(t, cfg)
@@ -177,8 +175,7 @@ func TestGuardAtBoot(t *testing.T) {
 		stop()
 		h := newHost(t)
 		must(t, h.Delete(device))
-		_, err := guard.RemoveAll()
-		must(t, err)
+		unguard(t)
 		eventually(t, "after a boot all packets are seen in the clear, or what follows proves nothing",
 			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		out.Reset()

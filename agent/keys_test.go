@@ -225,7 +225,7 @@ func withoutKeepalive() *semaphorev1.PeeringChange {
 
 func keyIn(t *testing.T, cfg *config.Agent) wgtypes.Key {
 	t.Helper()
-	key, err := kernel.ReadKey(cfg.WGKeyPath, device)
+	key, err := kernel.NewKeys(cfg.WGKeyPath).Read(device)
 	must(t, err)
 	return key
 }

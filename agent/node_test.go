@@ -27,6 +27,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -180,6 +181,15 @@ func newHostWith(t testing.TB, table kernel.RoutingTable) *kernel.Host {
 	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h
+}
+
+// unguard removes the guard and all routes of an agent, as a boot does.
+func unguard(t *testing.T) {
+	t.Helper()
+	_, err := guard.RemoveTable()
+	must(t, err)
+	_, err = kernel.RemoveRouting()
+	must(t, err)
 }
 
 func deviceOn(t testing.TB, h *kernel.Host, name string) *kernel.Device {
@@ -888,7 +898,7 @@ func TestCleanup(t *testing.T) {
 		if len(left) != 1 || left[0].Name() != "utun9.sock" {
 			t.Errorf("sockets left: %v", left)
 		}
-		if _, err := kernel.ReadKey(cfg.WGKeyPath, device); err != nil {
+		if _, err := kernel.NewKeys(cfg.WGKeyPath).Read(device); err != nil {
 			t.Errorf("the key went without --keys: %v", err)
 		}
 		must(t, Cleanup(io.Discard, cfg, CleanupOptions{Keys: true}))

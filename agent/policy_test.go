@@ -417,11 +417,11 @@ func orphan(t *testing.T, removesKeys bool) {
 				t.Errorf("the orphan stays although the broker orders its removal: %v, reported %v", d, s.reported(orphan))
 			}
 		}
-		_, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c9")
+		_, err := kernel.NewKeys(s.cfg.WGKeyPath).Read("wireguard.c9")
 		if gone := errors.Is(err, fs.ErrNotExist); gone != removesKeys {
 			t.Errorf("the orphan's key has gone: %t, %v", gone, err)
 		}
-		if _, err := kernel.ReadKey(s.cfg.WGKeyPath, "wireguard.c7"); err != nil {
+		if _, err := kernel.NewKeys(s.cfg.WGKeyPath).Read("wireguard.c7"); err != nil {
 			t.Errorf("the key of another device: %v", err)
 		}
 		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
@@ -459,7 +459,7 @@ func undelivered(clusters ...string) *semaphorev1.AttachResponse {
 
 // publicOf returns the public key of the key file of c2.
 func (s *scripted) publicOf(t *testing.T) string {
-	key, err := kernel.ReadKey(s.cfg.WGKeyPath, device)
+	key, err := kernel.NewKeys(s.cfg.WGKeyPath).Read(device)
 	must(t, err)
 	public := key.PublicKey()
 	return string(public[:])

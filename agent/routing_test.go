@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/traffic"
@@ -149,8 +148,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		stands("the agent was restarted")
 		stop()
 		must(t, h.Delete(device)) // a boot
-		_, err = guard.RemoveAll()
-		must(t, err)
+		unguard(t)
 		stop = run(t, cfg)
 		eventually(t, "ready, and all is programmed", func() bool { return ready() && b.done() })
 		stands("the node was booted")

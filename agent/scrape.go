@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -123,8 +124,8 @@ func (s *scrapes) Gather() ([]*dto.MetricFamily, error) {
 // status.
 func (a *agent) readDevices() []*kernel.Device {
 	var devices []*kernel.Device
-	for _, name := range status.Devices(a.board.Get(), a.session.View(time.Now())) {
-		if d, err := a.kernel.Device(name); err == nil && d != nil {
+	for _, cluster := range status.Clusters(a.board.Get(), a.session.View(time.Now())) {
+		if d, err := a.kernel.Device(naming.Device(cluster)); err == nil && d != nil {
 			devices = append(devices, d)
 		}
 	}

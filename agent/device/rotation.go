@@ -30,7 +30,8 @@ type turn struct {
 	forced bool
 	// aged is zero for a key of any age.
 	aged aged
-	// notBefore delays one that has just failed.
+	// failed is why one that was due was not replaced, and notBefore delays it.
+	failed    error
 	notBefore time.Time
 }
 
@@ -50,12 +51,10 @@ func (s Schedule) turn(cluster string) *turn {
 }
 
 // Ask schedules the replacement of a cluster's key, or moves it to an earlier time.
-func (s Schedule) Ask(cluster string, at time.Time) {
+func (s Schedule) Ask(cluster string, at time.Time, force bool) {
 	t := s.turn(cluster)
-	t.asked = plan.Earlier(t.asked, at)
+	t.asked, t.forced = plan.Earlier(t.asked, at), t.forced || force
 }
-
-func (s Schedule) Force(cluster string) { s.turn(cluster).forced = true }
 
 func (s Schedule) Forced(cluster string) bool { return s[cluster] != nil && s[cluster].forced }
 
@@ -76,7 +75,10 @@ func (s Schedule) Know(cluster string, public wgtypes.Key, created time.Time, ma
 func (s Schedule) Forget(cluster string) { delete(s, cluster) }
 
 // Failed delays the next attempt for a cluster.
-func (s Schedule) Failed(cluster string, now time.Time) { s.turn(cluster).notBefore = now.Add(retry) }
+func (s Schedule) Failed(cluster string, now time.Time, why error) {
+	t := s.turn(cluster)
+	t.failed, t.notBefore = why, now.Add(retry)
+}
 
 // Due returns the clusters whose key must be replaced by now, sorted.
 func (s Schedule) Due(now time.Time) []string {

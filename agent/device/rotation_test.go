@@ -2,6 +2,7 @@ package device
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -67,10 +68,10 @@ func TestRotationOnOrder(t *testing.T) {
 	if !s.Next(always).IsZero() || s.Due(start) != nil {
 		t.Error("something is due in a new schedule")
 	}
-	s.Ask("c3", start.Add(time.Minute))
-	s.Ask("c2", start.Add(time.Hour))
-	s.Ask("c2", start)
-	s.Ask("c2", start.Add(2*time.Hour)) // does not postpone it
+	s.Ask("c3", start.Add(time.Minute), false)
+	s.Ask("c2", start.Add(time.Hour), false)
+	s.Ask("c2", start, false)
+	s.Ask("c2", start.Add(2*time.Hour), false) // does not postpone it
 	if !slices.Equal(s.Due(start), []string{"c2"}) || !s.Next(always).Equal(start) {
 		t.Errorf("due %v, next at %s", s.Due(start), s.Next(always))
 	}
@@ -83,7 +84,7 @@ func TestRotationOnOrder(t *testing.T) {
 	if !slices.Equal(s.Due(start.Add(10*day)), []string{"c2", "c3"}) {
 		t.Errorf("ten days later: %v", s.Due(start.Add(10*day)))
 	}
-	s.Failed("c3", start.Add(time.Minute))
+	s.Failed("c3", start.Add(time.Minute), errors.New("disk full"))
 	if now := start.Add(time.Minute); s.Due(now) != nil || !slices.Equal(s.Due(now.Add(retry)), []string{"c3"}) {
 		t.Errorf("failed: due %v, then %v", s.Due(now), s.Due(now.Add(retry)))
 	}
@@ -124,12 +125,12 @@ func always(string) bool { return true }
 func TestBlockedRotationIsNotScheduled(t *testing.T) {
 	s := Schedule{}
 	now := time.Now()
-	s.Ask("c2", now)
-	s.Ask("c3", now.Add(time.Hour))
+	s.Ask("c2", now, false)
+	s.Ask("c3", now.Add(time.Hour), false)
 	if at := s.Next(func(cluster string) bool { return cluster != "c2" }); !at.Equal(now.Add(time.Hour)) {
 		t.Errorf("next at %s", at)
 	}
-	if s.Force("c2"); !s.Forced("c2") || s.Forced("c3") {
+	if s.Ask("c2", now, true); !s.Forced("c2") || s.Forced("c3") {
 		t.Error("what is forced is not, or what is not is")
 	}
 	if s.Forget("c2"); s.Forced("c2") {

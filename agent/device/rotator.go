@@ -35,14 +35,12 @@ const maxWithin = 24 * time.Hour
 // Rotator owns the private keys of a node. One goroutine calls Key and Replace; the rest is safe for concurrent use.
 type Rotator struct {
 	own    string // the agent's cluster
-	dir    string
 	files  *kernel.Keys
 	events *events.Sink
 
 	mu sync.Mutex
-	// keys are the keys as they were last read, and failed why a due one was not replaced, by cluster.
+	// keys are the keys as they were last read, by cluster.
 	keys     map[string]kernel.StoredKey
-	failed   map[string]string
 	schedule Schedule
 	// undelivered are the remotes that would not get a new key, and why; heard means that the broker of this stream has
 	// named them. waiting are the clusters whose due key waits for that.
@@ -56,8 +54,8 @@ type Rotator struct {
 
 func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
-		own: own, dir: dir, files: kernel.NewKeys(dir), events: sink,
-		keys: map[string]kernel.StoredKey{}, failed: map[string]string{}, schedule: Schedule{},
+		own: own, files: kernel.NewKeys(dir), events: sink,
+		keys: map[string]kernel.StoredKey{}, schedule: Schedule{},
 		undelivered: map[string]string{}, waiting: map[string]string{},
 		rotations: counter("semaphore_agent_key_rotations_total",
 			"Times that the agent replaced a device's private key, because of its age or on an operator's order."),
@@ -108,7 +106,7 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *kernel.Dev
 
 // Read returns the private key in the file of a device. It fails with fs.ErrNotExist if there is none, and if it is not
 // valid.
-func (r *Rotator) Read(device string) (wgtypes.Key, error) { return kernel.ReadKey(r.dir, device) }
+func (r *Rotator) Read(device string) (wgtypes.Key, error) { return r.files.Read(device) }
 
 // Stored returns the key of a cluster as it was last read or written, and whether it was.
 func (r *Rotator) Stored(cluster string) (kernel.StoredKey, bool) {
@@ -124,8 +122,8 @@ func (r *Rotator) Problem(cluster string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err := r.keys[cluster].Problem
-	if why := r.failed[cluster]; why != "" {
-		err = errors.Join(err, errors.New(why))
+	if t := r.schedule[cluster]; t != nil && t.failed != nil {
+		err = errors.Join(err, t.failed)
 	}
 	if why := r.waiting[cluster]; why != "" {
 		err = errors.Join(err, fmt.Errorf(
@@ -138,7 +136,6 @@ func (r *Rotator) Problem(cluster string) error {
 func (r *Rotator) Forget(cluster string) {
 	r.mu.Lock()
 	delete(r.keys, cluster)
-	delete(r.failed, cluster)
 	delete(r.waiting, cluster)
 	r.schedule.Forget(cluster)
 	r.mu.Unlock()
@@ -202,10 +199,7 @@ func (r *Rotator) Ask(clusters []string, within time.Duration, force bool) (at t
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, cluster := range clusters {
-		r.schedule.Ask(cluster, at)
-		if force {
-			r.schedule.Force(cluster)
-		}
+		r.schedule.Ask(cluster, at, force)
 	}
 	return at
 }
@@ -270,14 +264,12 @@ func (r *Rotator) Replace(cluster string) (kernel.StoredKey, error) {
 	key, err := r.files.Replace(device)
 	r.mu.Lock()
 	if err != nil {
-		r.failed[cluster] = events.TruncateProblem(err.Error())
-		r.schedule.Failed(cluster, time.Now())
+		r.schedule.Failed(cluster, time.Now(), errors.New(events.TruncateProblem(err.Error())))
 		r.mu.Unlock()
 		r.events.Emit(events.Device(cluster, "rotate-failed", err.Error()).
 			Log(slog.LevelError, "cannot replace the private key", "device", device, "error", err))
 		return key, err
 	}
-	delete(r.failed, cluster)
 	r.schedule.Forget(cluster)
 	r.mu.Unlock()
 	return key, nil

@@ -193,8 +193,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix, whole bool) (bool, 
 		failed = append(failed, g.unreachable(p).Delete())
 	}
 	if len(gone) > 0 {
-		_, err := kernel.DeleteUnusedRules()
-		failed = append(failed, err)
+		failed = append(failed, kernel.DeleteUnusedRules())
 	}
 	return changed, errors.Join(failed...)
 }
@@ -265,26 +264,15 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	return counts, nil
 }
 
-// RemoveAll removes all guards, also those of another agent, and returns a line for each removed object. It continues
-// after one that cannot be removed, and fails then.
-func RemoveAll() ([]string, error) {
-	var removed []string
-	there, failed := deleteTable()
-	if errors.Is(failed, kernel.ErrNoNFTables) {
-		failed = nil // then nothing of the agent exists either
-	}
+// RemoveTable removes the table, also that of another agent, and returns a line for it. kernel.RemoveRouting removes the
+// unreachable routes.
+func RemoveTable() (removed []string, err error) {
+	there, err := deleteTable()
 	if there {
 		removed = append(removed, "nftables table inet "+TableName)
 	}
-	routes, err := allUnreachableRoutes()
-	failed = errors.Join(failed, err)
-	for _, r := range routes {
-		if err := r.Delete(); err != nil {
-			failed = errors.Join(failed, err)
-			continue
-		}
-		removed = append(removed, r.Name())
+	if errors.Is(err, kernel.ErrNoNFTables) {
+		err = nil // then there is none
 	}
-	rules, err := kernel.DeleteUnusedRules()
-	return append(removed, rules...), errors.Join(failed, err)
+	return removed, err
 }

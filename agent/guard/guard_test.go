@@ -370,21 +370,27 @@ func TestGuard(t *testing.T) {
 			t.Errorf("counters %v", stands.counters)
 		}
 
-		removed, err := RemoveAll()
+		removed, err := removeAll()
 		must(t, err)
 		want := []string{
-			"nftables table inet semaphore", "unreachable route 10.3.0.0/16 of table 7394",
-			"unreachable route fd00:3::/48 of table 7394",
-			"IPv4 rule 94 for table 7394", "IPv6 rule 94 for table 7394",
+			"nftables table inet semaphore", "IPv4 rule 94 for table 7394", "unreachable route 10.3.0.0/16 of table 7394",
+			"IPv6 rule 94 for table 7394", "unreachable route fd00:3::/48 of table 7394",
 		}
 		if diff := cmp.Diff(want, removed); diff != "" {
 			t.Errorf("removed (-want +got):\n%s", diff)
 		}
 		must(t, send("10.3.1.1"))
-		if removed, err := RemoveAll(); err != nil || len(removed) > 0 {
+		if removed, err := removeAll(); err != nil || len(removed) > 0 {
 			t.Errorf("a second time: %v, %v", removed, err)
 		}
 	})
+}
+
+// removeAll removes what a guard sets, as a cleanup does.
+func removeAll() ([]string, error) {
+	table, failed := RemoveTable()
+	routes, err := kernel.RemoveRouting()
+	return append(table, routes...), errors.Join(failed, err)
 }
 
 // TestLongName: the kernel stores the guard of a cluster with the longest name, and of subnets with the longest text,
@@ -500,7 +506,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 		g = New(false, kernel.DefaultRoutingTable())
 		set(t)(g.Restore(false))
 		enters(byBad, "by another, which was not forbidden")
-		_, err = RemoveAll()
+		_, err = removeAll()
 		must(t, err)
 	})
 }
@@ -561,7 +567,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		if by := sent(t, good) - beforeGood; lost > 0 || by < tried {
 			t.Errorf("%d of %d packets left by the device, %d were refused", by, tried, lost)
 		}
-		_, err := RemoveAll()
+		_, err := removeAll()
 		must(t, err)
 	})
 }

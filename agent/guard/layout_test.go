@@ -113,7 +113,7 @@ func TestNoGapBetweenLayouts(t *testing.T) {
 		if n := leaked(); n != 0 || tried == 0 {
 			t.Errorf("%d of %d packets have left past the device", n, tried)
 		}
-		_, err := RemoveAll()
+		_, err := removeAll()
 		must(t, err)
 	})
 }

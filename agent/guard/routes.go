@@ -15,25 +15,17 @@ const unreachableMetric = 1 << 16
 
 // unreachableRoutes returns the prefixes of the agent's unreachable routes, and those routes of other tables.
 func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []kernel.Route, err error) {
-	all, err := allUnreachableRoutes()
-	for _, r := range all {
-		if r.Table == g.table.ID {
-			prefixes = append(prefixes, r.Prefix)
-		} else {
-			strays = append(strays, r)
-		}
-	}
-	return prefixes, strays, err
-}
-
-func allUnreachableRoutes() (all []kernel.Route, err error) {
 	err = kernel.RoutingTable{}.Each(kernel.RouteFilter{Protocol: kernel.RouteProtocol, Type: unix.RTN_UNREACHABLE},
 		func(r kernel.Route) {
-			if r.Metric == unreachableMetric {
-				all = append(all, r)
+			switch {
+			case r.Metric != unreachableMetric:
+			case r.Table == g.table.ID:
+				prefixes = append(prefixes, r.Prefix)
+			default:
+				strays = append(strays, r)
 			}
 		})
-	return all, err
+	return prefixes, strays, err
 }
 
 // unreachable returns the unreachable route of a prefix: packets without a route into the device are rejected with an

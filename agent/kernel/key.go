@@ -91,10 +91,10 @@ const maxKeyFile = 4096
 
 func (k *Keys) path(device string) string { return filepath.Join(k.dir, device+keySuffix) }
 
-// ReadKey returns the private key of a device. It fails with fs.ErrNotExist if there is no file, and if the file has no
+// Read returns the private key of a device. It fails with fs.ErrNotExist if there is no file, and if the file has no
 // valid key.
-func ReadKey(dir, device string) (wgtypes.Key, error) {
-	key, err := NewKeys(dir).read(device)
+func (k *Keys) Read(device string) (wgtypes.Key, error) {
+	key, err := k.read(device)
 	if err != nil {
 		return wgtypes.Key{}, fmt.Errorf("private key of %s: %w", device, err)
 	}

@@ -29,7 +29,7 @@ func newKey(t *testing.T) wgtypes.Key {
 
 func TestKeyIsMadeOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "keys")
-	if _, err := ReadKey(dir, device); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewKeys(dir).Read(device); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("reading a key that is not there: %v", err)
 	}
 	key, err := NewKeys(dir).Of(device, nil)
@@ -156,7 +156,7 @@ func TestDamagedKeyIsSavedFromTheDevice(t *testing.T) {
 				key.Durable, key.Problem)
 			continue
 		}
-		if saved, err := ReadKey(dir, device); err != nil || saved != stands.PrivateKey {
+		if saved, err := NewKeys(dir).Read(device); err != nil || saved != stands.PrivateKey {
 			t.Errorf("%s: in the file: %v, the device's: %v", name, err, saved == stands.PrivateKey)
 		}
 		aside, _ := filepath.Glob(path + ".damaged-*")
@@ -194,7 +194,7 @@ func TestLostKeyFileIsWrittenBack(t *testing.T) {
 		t.Errorf("%v, the device's: %v, durable: %v, problem: %v", err, key.Private == stands.PrivateKey, key.Durable,
 			key.Problem)
 	}
-	if kept, err := ReadKey(dir, device); err != nil || kept != stands.PrivateKey {
+	if kept, err := NewKeys(dir).Read(device); err != nil || kept != stands.PrivateKey {
 		t.Errorf("the file: %v, the device's: %v", err, kept == stands.PrivateKey)
 	}
 	fresh, err := NewKeys(dir).Of("wireguard.c3", &Device{}) // it has no key yet

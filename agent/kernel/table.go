@@ -137,20 +137,24 @@ func deleteRule(r *netlink.Rule) error {
 	return nil
 }
 
-// DeleteUnusedRules deletes the agent's rules of families without a route of the agent, and returns a line for each. It
-// fails for all that the kernel does not list or delete, and continues with the rest.
-func DeleteUnusedRules() (gone []string, failed error) {
+// DeleteUnusedRules deletes the agent's rules of families without a route of the agent. It fails for all that the kernel
+// does not list or delete, and continues with the rest.
+func DeleteUnusedRules() (failed error) {
 	for _, family := range families {
-		used := false
-		err := RoutingTable{}.Each(RouteFilter{Family: family, Protocol: RouteProtocol}, func(Route) { used = true })
-		if err == nil && !used {
-			var rules []string
-			rules, err = deleteRules(family)
-			gone = append(gone, rules...)
+		ours, err := routesOf(family)
+		if err == nil && len(ours) == 0 {
+			_, err = deleteRules(family)
 		}
 		failed = errors.Join(failed, err)
 	}
-	return gone, failed
+	return failed
+}
+
+// routesOf returns all routes of the agent of a family.
+func routesOf(family int) (ours []Route, err error) {
+	filter := RouteFilter{Family: family, Protocol: RouteProtocol}
+	err = RoutingTable{}.Each(filter, func(r Route) { ours = append(ours, r) })
+	return ours, err
 }
 
 // deleteRules deletes the agent's rules of a family, and returns a line for each.
@@ -178,9 +182,7 @@ func RemoveRouting() (gone []string, failed error) {
 	for _, family := range families {
 		rules, err := deleteRules(family)
 		gone, failed = append(gone, rules...), errors.Join(failed, err)
-		var ours []Route
-		filter := RouteFilter{Family: family, Protocol: RouteProtocol}
-		err = RoutingTable{}.Each(filter, func(r Route) { ours = append(ours, r) })
+		ours, err := routesOf(family)
 		failed = errors.Join(failed, err)
 		for _, r := range ours {
 			if err := r.Delete(); err != nil {

@@ -117,7 +117,7 @@ func TestProbe(t *testing.T) {
 		if got := p.Unanswered(); got < c.least || got > c.most {
 			t.Errorf("%s: %d peers have not answered; want %d to %d", c.name, got, c.least, c.most)
 		}
-		if talks := p.Counts().Talking > 0; talks != c.talks {
+		if talks := p.Counts()[Talking] > 0; talks != c.talks {
 			t.Errorf("%s: any talks: %v; want %v", c.name, talks, c.talks)
 		}
 		for _, key := range c.calls {
@@ -170,7 +170,7 @@ func TestProbesBesideASession(t *testing.T) {
 	used := p.peers[plan.PeerKey{1}]
 	used.Handshake = p.now
 	p.run(5 * time.Second)
-	if p.Counts().Talking != 1 {
+	if p.Counts()[Talking] != 1 {
 		t.Fatalf("%+v", p.Counts())
 	}
 	p.OrderProbes(p.now, p.now.Add(time.Hour))
@@ -178,12 +178,12 @@ func TestProbesBesideASession(t *testing.T) {
 		used.Sent += 1500
 		p.run(5 * time.Second)
 	}
-	if p.Counts().Talking != 0 || p.Unanswered() != 2 || p.ordered[plan.PeerKey{2}] == 0 {
+	if p.Counts()[Talking] != 0 || p.Unanswered() != 2 || p.ordered[plan.PeerKey{2}] == 0 {
 		t.Errorf("%+v, %d have not answered, probed %v", p.Counts(), p.Unanswered(), p.ordered)
 	}
 	p.answers[plan.PeerKey{2}] = true
 	p.run(time.Minute)
-	if p.Counts().Talking != 1 || p.Unanswered() != 0 {
+	if p.Counts()[Talking] != 1 || p.Unanswered() != 0 {
 		t.Errorf("after an answer: %+v, %d have not answered", p.Counts(), p.Unanswered())
 	}
 }

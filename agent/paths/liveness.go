@@ -65,7 +65,8 @@ const (
 
 func (s PeerState) String() string { return [...]string{"idle", "talking", "silent"}[s] }
 
-type PeerCounts struct{ Talking, Silent, Idle int }
+// PeerCounts are numbers of peers by their state.
+type PeerCounts [3]int
 
 type SilentPeer struct {
 	Key      plan.PeerKey
@@ -158,14 +159,7 @@ func (d *Liveness) Observe(now time.Time, every time.Duration, samples iter.Seq[
 		was := p.state == Silent
 		p.observe(now, passed, idle, &s, d.closely && passed <= closeGap)
 		changed = changed || was != (p.state == Silent)
-		switch p.state {
-		case Talking:
-			d.counts.Talking++
-		case Silent:
-			d.counts.Silent++
-		default:
-			d.counts.Idle++
-		}
+		d.counts[p.state]++
 		if s.Handshake.After(d.newest) {
 			d.newest = s.Handshake
 		}
@@ -293,7 +287,7 @@ func (d *Liveness) At() time.Time { return d.at }
 
 // Silent returns at most so many silent peers, the longest silent first.
 func (d *Liveness) Silent(most int) []SilentPeer {
-	if d.counts.Silent == 0 {
+	if d.counts[Silent] == 0 {
 		return nil
 	}
 	var out []SilentPeer

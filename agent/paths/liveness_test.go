@@ -185,7 +185,7 @@ func TestSequences(t *testing.T) {
 					}
 					d.Observe(began.Add(time.Duration(second)*time.Second), c.keepalive, slices.Values([]PeerSample{peer.PeerSample}))
 					state := Idle
-					for s, n := range []int{d.Counts().Idle, d.Counts().Talking, d.Counts().Silent} {
+					for s, n := range []int{d.Counts()[Idle], d.Counts()[Talking], d.Counts()[Silent]} {
 						if n == 1 {
 							state = PeerState(s)
 						}
@@ -347,11 +347,11 @@ func TestCountersGoBack(t *testing.T) {
 		s[0].Sent += initiation
 		d.Observe(began.Add(time.Duration(second)*time.Second), 0, slices.Values(s))
 	}
-	if d.Counts().Silent != 1 {
+	if d.Counts()[Silent] != 1 {
 		t.Fatal("not silent")
 	}
 	s[0].Sent = 0
-	if !d.Observe(began.Add(20*time.Second), 0, slices.Values(s)) || d.Counts().Silent != 0 || len(d.endpoints) != 1 ||
+	if !d.Observe(began.Add(20*time.Second), 0, slices.Values(s)) || d.Counts()[Silent] != 0 || len(d.endpoints) != 1 ||
 		d.endpoints[netip.MustParseAddr("192.0.2.1")] != 1 {
 		t.Errorf("%+v %v", d.Counts(), d.endpoints)
 	}

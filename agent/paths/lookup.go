@@ -91,11 +91,12 @@ func (n *Lookup) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest)
 	if peer == nil {
 		return out, nil
 	}
-	out.Present = &semaphorev1.PathPeer{Node: nodeOf(want, peer.PublicKey), AllowedIp: allowed.String()}
+	node := want.Nodes([]wgtypes.Key{peer.PublicKey})[0]
+	out.Present = &semaphorev1.PathPeer{Node: node, AllowedIp: allowed.String()}
 	if peer.Endpoint != nil {
 		out.Present.Endpoint = peer.Endpoint.String()
 	}
-	out.Session = n.session(cluster, want, d, peer)
+	out.Session = n.session(cluster, want, d, peer, want.Peers[node].GetWireguard().GetCalls())
 	if req.GetMeasure() {
 		out.Measurement = measure(ctx, want, peer, d.MTU)
 	}
@@ -208,24 +209,15 @@ func holderOf(d *kernel.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.P
 	return holder, by
 }
 
-func nodeOf(want *plan.Desired, key wgtypes.Key) string {
-	for node, p := range want.Peers {
-		if string(p.GetWireguard().GetPublicKey()) == string(key[:]) {
-			return node
-		}
-	}
-	return ""
-}
-
 func (n *Lookup) session(cluster string, want *plan.Desired, d *kernel.Device,
-	peer *wgtypes.Peer) *semaphorev1.PathSession {
+	peer *wgtypes.Peer, calls bool) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
 	out := &semaphorev1.PathSession{
 		LastHandshake: semaphorev1.Time(peer.LastHandshakeTime),
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
 	state, since, reason := n.Peers.Session(cluster, peer.PublicKey)
-	if node := nodeOf(want, peer.PublicKey); peer.Endpoint == nil && want.Peers[node].GetWireguard().GetCalls() {
+	if peer.Endpoint == nil && calls {
 		state, since = Silent.String(), peer.LastHandshakeTime
 		reason = "it has no address, and has not called this node yet"
 		if n.Calls(cluster) {

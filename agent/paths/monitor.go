@@ -157,8 +157,8 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	silent := map[plan.PeerKey]bool{}
-	if d := m.devices[cluster]; d != nil && d.liveness.Counts().Silent > 0 {
-		for _, q := range d.liveness.Silent(d.liveness.Counts().Silent) {
+	if d := m.devices[cluster]; d != nil {
+		for _, q := range d.liveness.Silent(d.liveness.Counts()[Silent]) {
 			silent[q.Key] = true
 		}
 	}

@@ -28,7 +28,7 @@ const (
 
 func silence(cluster string, silent []SilentPeer, names []string, counts PeerCounts, note string) events.Event {
 	device := naming.Device(cluster)
-	if counts.Silent == 0 {
+	if counts[Silent] == 0 {
 		return events.Device(cluster, "talk", "all peers answer again").
 			Info("all peers answer again", "device", device)
 	}
@@ -37,12 +37,12 @@ func silence(cluster string, silent []SilentPeer, names []string, counts PeerCou
 		parts = append(parts, names[i]+" ("+reasonOf(q, note)+")")
 	}
 	which := strings.Join(parts, ", ")
-	detail := fmt.Sprintf("%d peers do not answer: %s", counts.Silent, which)
-	if more := counts.Silent - len(silent); more > 0 {
+	detail := fmt.Sprintf("%d peers do not answer: %s", counts[Silent], which)
+	if more := counts[Silent] - len(silent); more > 0 {
 		detail += fmt.Sprintf(" and %d more", more)
 	}
 	return events.Device(cluster, "silence", detail).
-		Warn("peers do not answer; semaphorectl explain finds the broken link", "device", device, "peers", counts.Silent,
+		Warn("peers do not answer; semaphorectl explain finds the broken link", "device", device, "peers", counts[Silent],
 			"which", which)
 }
 
@@ -129,7 +129,7 @@ func (d *device) reportDue(now time.Time, closely bool) bool {
 	if d.sent.counts == counts && d.sent.newest.Equal(d.liveness.Newest()) && !answers || passed < least {
 		return false
 	}
-	return passed >= minCountInterval || answers || d.sent.counts.Silent != counts.Silent ||
+	return passed >= minCountInterval || answers || d.sent.counts[Silent] != counts[Silent] ||
 		!slices.EqualFunc(d.sent.silent, d.liveness.Silent(maxSilent), sameQuiet)
 }
 
@@ -182,7 +182,7 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 	r.SentPerSecond, r.ReceivedPerSecond = uint64(max(0, sent.rates.sent)), uint64(max(0, sent.rates.received))
 	c := sent.counts
 	r.PeersUnanswered = uint32(sent.unanswered)
-	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c.Talking), uint32(c.Silent), uint32(c.Idle)
+	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c[Talking]), uint32(c[Silent]), uint32(c[Idle])
 	names := m.names(r.GetCluster(), sent.silent)
 	for i, q := range sent.silent {
 		r.Silent = append(r.Silent, &semaphorev1.SilentPeer{
@@ -226,7 +226,7 @@ func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
 		return nil
 	}
 	out := &semaphorev1.PathsStatus{
-		Talking: uint32(c.Talking), Silent: uint32(c.Silent), Idle: uint32(c.Idle),
+		Talking: uint32(c[Talking]), Silent: uint32(c[Silent]), Idle: uint32(c[Idle]),
 		MtuReason: m.reasonOfMTU(want, verdict),
 		Measured:  uint32(verdict.Measured), Unanswered: uint32(verdict.Unanswered),
 	}
@@ -265,9 +265,8 @@ func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
 	for cluster, d := range m.devices {
 		device := naming.Device(cluster)
-		c := d.liveness.Counts()
-		for state, n := range map[PeerState]int{Talking: c.Talking, Silent: c.Silent, Idle: c.Idle} {
-			gauge(peersDesc, float64(n), cluster, device, state.String())
+		for state, n := range d.liveness.Counts() {
+			gauge(peersDesc, float64(n), cluster, device, PeerState(state).String())
 		}
 		if d.verdict.MTU > 0 {
 			gauge(mtuDesc, float64(d.verdict.MTU), cluster, device)

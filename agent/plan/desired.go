@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -25,6 +26,21 @@ type Desired struct {
 func (n *Desired) Equal(other *Desired) bool {
 	return proto.Equal(n.Device, other.Device) && maps.Equal(n.Heard, other.Heard) &&
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
+}
+
+// Nodes returns the names of the nodes with these public keys, "" for no peer.
+func (n *Desired) Nodes(keys []wgtypes.Key) []string {
+	names := make([]string, len(keys))
+	at := make(map[string]int, len(keys))
+	for i := range keys {
+		at[string(keys[i][:])] = i
+	}
+	for node, peer := range n.Peers {
+		if i, ok := at[string(peer.GetWireguard().GetPublicKey())]; ok {
+			names[i] = node
+		}
+	}
+	return names
 }
 
 // FewPeers is how many peers represent all where these rarely differ, as in their links.

@@ -194,15 +194,19 @@ func Remarks(v View, stream stream.View, now time.Time) string {
 	return strings.Join(remarks, "; ")
 }
 
-func Devices(v View, stream stream.View) []string {
-	names := map[string]bool{}
+// Clusters returns the clusters of desired devices, of devices that could not be removed, and of orphans, sorted.
+func Clusters(v View, stream stream.View) []string {
+	clusters := slices.Collect(maps.Keys(v.Orphans))
 	for _, r := range stream.Remotes {
-		names[r.Device()] = true
+		clusters = append(clusters, r.Cluster)
 	}
-	for _, r := range v.Orphans {
-		names[r.GetInterface()] = true
+	for cluster, d := range v.Devices {
+		if d.Report != nil {
+			clusters = append(clusters, cluster)
+		}
 	}
-	return slices.Sorted(maps.Keys(names))
+	slices.Sort(clusters)
+	return slices.Compact(clusters)
 }
 
 // Status returns the agent's status for DebugService, without the kernel's state: AddKernel adds that. paths returns
@@ -210,21 +214,8 @@ func Devices(v View, stream stream.View) []string {
 func Status(v View, stream stream.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil}
-	// Desired devices, devices that could not be removed, and orphans.
-	clusters := map[string]bool{}
-	for _, r := range stream.Remotes {
-		clusters[r.Cluster] = true
-	}
-	for cluster, d := range v.Devices {
-		clusters[cluster] = clusters[cluster] || d.Report != nil
-	}
-	for cluster := range v.Orphans {
-		clusters[cluster] = true
-	}
-	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
-		if clusters[cluster] {
-			s.Devices = append(s.Devices, v.device(cluster, stream, paths))
-		}
+	for _, cluster := range Clusters(v, stream) {
+		s.Devices = append(s.Devices, v.device(cluster, stream, paths))
 	}
 	return s
 }
@@ -296,10 +287,8 @@ func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 }
 
 func Link(stream stream.View, cluster, address string) *semaphorev1.LinkStatus {
-	link := &semaphorev1.LinkStatus{
-		Cluster: cluster, Address: address, Connected: stream.Attached,
-		Since: timestamppb.New(stream.Since), LastError: stream.LastError,
+	return &semaphorev1.LinkStatus{
+		Cluster: cluster, Address: address, Connected: stream.Attached, Since: timestamppb.New(stream.Since),
+		LastError: stream.LastError, LastHeard: semaphorev1.Time(stream.Heard),
 	}
-	link.LastHeard = semaphorev1.Time(stream.Heard)
-	return link
 }

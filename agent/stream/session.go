@@ -271,17 +271,7 @@ func (s *Session) Endpoints(cluster string, most int) (to []netip.Addr) {
 
 func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
 	names := make([]string, len(keys))
-	at := make(map[string]int, len(keys))
-	for i := range keys {
-		at[string(keys[i][:])] = i
-	}
-	s.with(cluster, func(n *plan.Desired) {
-		for node, peer := range n.Peers {
-			if i, ok := at[string(peer.GetWireguard().GetPublicKey())]; ok {
-				names[i] = node
-			}
-		}
-	})
+	s.with(cluster, func(n *plan.Desired) { names = n.Nodes(keys) })
 	return names
 }
 

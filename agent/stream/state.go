@@ -145,19 +145,17 @@ func decode(body []byte) (*StateFile, error) {
 
 func networksOf(all *semaphorev1.AgentState) (map[string]*plan.Desired, error) {
 	networks := map[string]*plan.Desired{}
-	for i, c := range all.GetChanges() {
-		switch c := c.GetChange().(type) {
-		case *semaphorev1.PeeringChange_Device:
-			networks[c.Device.GetCluster()] = &plan.Desired{Device: c.Device, Peers: map[string]*semaphorev1.Peer{}}
-		case *semaphorev1.PeeringChange_Peer:
-			n := networks[c.Peer.GetKey().GetCluster()]
-			if n == nil {
-				return nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i,
-					c.Peer.GetKey().GetCluster())
-			}
-			n.Peers[c.Peer.GetKey().GetNode()] = c.Peer
-		default:
+	for i, m := range all.GetChanges() {
+		c := changeOf(m)
+		switch n := networks[c.cluster]; {
+		case c.device != nil:
+			networks[c.cluster] = &plan.Desired{Device: c.device, Peers: map[string]*semaphorev1.Peer{}}
+		case c.peer == nil:
 			return nil, fmt.Errorf("entry %d is neither a device nor a peer", i)
+		case n == nil:
+			return nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i, c.cluster)
+		default:
+			n.Peers[c.node] = c.peer
 		}
 	}
 	return networks, nil

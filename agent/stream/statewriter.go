@@ -168,8 +168,7 @@ func (w *StateWriter) failed(err error) {
 
 // unwrapped removes the path from an error of a file, because the message has it already.
 func unwrapped(err error) string {
-	var of *os.PathError
-	if errors.As(err, &of) {
+	if of, is := errors.AsType[*os.PathError](err); is {
 		return of.Op + ": " + of.Err.Error()
 	}
 	return err.Error()
