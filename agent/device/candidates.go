@@ -216,21 +216,15 @@ func (d *device) remembers() int { return d.asking.count() + d.candidates.Len() 
 
 // livePeers returns the endpoints of the peers of a device, nil for none, that have a live session.
 func livePeers(existing *kernel.Device) plan.Wanted {
-	at := sync.OnceValue(func() map[wgtypes.Key]netip.AddrPort {
-		all, now := map[wgtypes.Key]netip.AddrPort{}, time.Now()
+	at, now := map[wgtypes.Key]netip.AddrPort{}, time.Now()
+	if existing != nil {
 		for i := range existing.Peers {
 			if p := &existing.Peers[i]; plan.Live(*p, now) {
-				all[p.PublicKey] = kernel.EndpointOf(p)
+				at[p.PublicKey] = kernel.EndpointOf(p)
 			}
 		}
-		return all
-	})
-	return func(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
-		if existing == nil {
-			return "", netip.AddrPort{}, false
-		}
-		return "", at()[key], true
 	}
+	return func(key wgtypes.Key) (string, netip.AddrPort, bool) { return "", at[key], at[key].IsValid() }
 }
 
 // lookAtCandidates evaluates which candidates answer, and records in d.moved the nodes whose endpoint is another now.

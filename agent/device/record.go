@@ -130,15 +130,11 @@ func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool
 
 // recordConflicts reports when addresses or routes of this node begin and end to block a remote's subnets.
 func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
-	for _, c := range conflicts {
-		if !slices.Contains(d.conflicts, c) {
-			r.Events.Emit(events.Device(d.cluster, "conflict", c))
-		}
+	for _, c := range plan.Missing(conflicts, d.conflicts) {
+		r.Events.Emit(events.Device(d.cluster, "conflict", c))
 	}
-	for _, c := range d.conflicts {
-		if !slices.Contains(conflicts, c) {
-			r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
-		}
+	for _, c := range plan.Missing(d.conflicts, conflicts) {
+		r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
 	}
 	d.conflicts = conflicts
 }

@@ -27,6 +27,7 @@ import (
 	"sync"
 
 	"github.com/kube-semaphore/semaphore/agent/kernel"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/status"
 )
 
@@ -70,7 +71,7 @@ func (g *Guard) load() error {
 	parseTunnelComments(remotes, existing.comments[arriving])
 	for cluster, r := range remotes {
 		// No unreachable route of it exists, for whatever reason; none is added before the reason is known again.
-		r.RoutedElsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
+		r.RoutedElsewhere = len(plan.Missing(r.Subnets, refused)) == len(r.Subnets)
 		remotes[cluster] = r
 	}
 	g.adopt(remotes)
@@ -146,7 +147,7 @@ func (g *Guard) apply(cluster string, whole bool, change func(remotes)) (bool, e
 	}
 	g.remotes = now
 	g.mu.Unlock()
-	routes, err := g.routes(now, missing(before, subnets(now)), whole && unread == nil)
+	routes, err := g.routes(now, plan.Missing(before, subnets(now)), whole && unread == nil)
 	err = errors.Join(err, unread)
 	var rules bool
 	if unread == nil {
@@ -167,9 +168,9 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix, whole bool) (bool, 
 		return false, err
 	}
 	wanted := subnets(remotes)
-	lacking := missing(wanted, have)
+	lacking := plan.Missing(wanted, have)
 	if whole {
-		gone = missing(have, wanted)
+		gone = plan.Missing(have, wanted)
 	}
 	changed := len(lacking)+len(gone) > 0
 	var failed []error

@@ -91,12 +91,10 @@ type Monitor struct {
 	// subnets are the guarded subnets of each remote, and permissive whether their packets may leave in the clear.
 	subnets    map[string][]netip.Prefix
 	permissive map[string]bool
-	// remotes are those to guard whether or not their nodes are known, by cluster: those of the subnets file; without
-	// it those that the last broker named, or those of the state file.
-	remotes map[string]*semaphorev1.GuardedRemote
 	// declared are the subnets file's statements about the own cluster and the remotes, nil without one: the bounds of the
-	// broker do not come from the broker.
+	// broker do not come from the broker. remotes are its remotes to guard.
 	declared *bounds.Subnets
+	remotes  map[string]*semaphorev1.GuardedRemote
 	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
 	// broker of this stream has sent its complete state.
 	listed map[string]*semaphorev1.GuardedRemote
@@ -128,7 +126,7 @@ func NewMonitor(
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
 		earlier: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
-		ended: map[string]bool{}, problems: problems{retained: map[string]string{}},
+		ended: map[string]bool{}, listed: map[string]*semaphorev1.GuardedRemote{}, problems: problems{retained: map[string]string{}},
 		node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
@@ -366,15 +364,11 @@ func (m *Monitor) publish() {
 	before := m.node.Problems()
 	m.node.Findings = m.findings()
 	now := m.node.Problems()
-	for _, p := range now {
-		if !slices.Contains(before, p) {
-			slog.Warn("the node has a problem", "problem", p)
-		}
+	for _, p := range plan.Missing(now, before) {
+		slog.Warn("the node has a problem", "problem", p)
 	}
-	for _, p := range before {
-		if !slices.Contains(now, p) {
-			slog.Info("a problem of the node ended", "problem", p)
-		}
+	for _, p := range plan.Missing(before, now) {
+		slog.Info("a problem of the node ended", "problem", p)
 	}
 	m.board.PutNode(m.node)
 }

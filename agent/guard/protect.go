@@ -16,23 +16,38 @@ import (
 )
 
 // Restore sets the guard of an earlier agent, before this one does anything else, and the remotes that this node
-// calls. c is the state that it saved; nil for none that can be used.
+// calls. c is the state that it saved; nil for none that can be used. If that has a list of guards, rules of other
+// remotes come from the boot unit, and from the broker alone.
 func (m *Monitor) Restore(c *stream.StateFile) {
-	if c != nil {
-		m.mu.Lock()
-		m.calls = c.Calls
-		if m.declared == nil {
-			m.remotes = map[string]*semaphorev1.GuardedRemote{}
-			for _, r := range c.Guarded() {
-				if plan.Cluster(r.GetCluster()) == nil {
-					m.remotes[r.GetCluster()] = r
-				}
-			}
-		}
-		m.mu.Unlock()
+	if c == nil {
+		c = &stream.StateFile{}
 	}
-	m.restoreRetained(c)
+	m.mu.Lock()
+	m.calls = c.Calls
+	for _, r := range c.Guarded() {
+		if plan.Cluster(r.GetCluster()) == nil {
+			m.listed[r.GetCluster()] = r
+		}
+	}
+	m.mu.Unlock()
+	for _, r := range c.Guard { // a file without a list does not have refused prefixes either
+		m.earlier[r.GetCluster()] = append(m.earlier[r.GetCluster()], parsed(r.GetPodSubnets())...)
+	}
+	if len(c.Guard) == 0 && m.declares() {
+		for _, cluster := range m.guard.Clusters() {
+			m.earlier[cluster] = m.guard.Subnets(cluster)
+		}
+	}
 	m.GuardRemotes()
+}
+
+// configured returns the remotes to guard whether or not their nodes are known, by cluster. It must be called with mu
+// held.
+func (m *Monitor) configured() map[string]*semaphorev1.GuardedRemote {
+	if m.declared != nil {
+		return m.remotes
+	}
+	return m.listed
 }
 
 // StreamBegins takes the begin of a stream: its broker has named no remotes yet.
@@ -62,9 +77,8 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 					"remote", cluster)
 			}
 		}
-		named = m.remotes
 	}
-	m.remotes, m.node.Heard, m.node.Guarded, m.work.Remotes = named, true, false, true
+	m.node.Heard, m.node.Guarded, m.work.Remotes = true, false, true
 	m.board.PutNode(m.node)
 	m.mu.Unlock()
 	m.changed()
@@ -75,19 +89,15 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 func (m *Monitor) Synced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.node.Heard {
-		return
-	}
-	m.listed = nil
-	if m.declared == nil {
-		m.remotes = nil
+	if !m.node.Heard {
+		m.listed = nil
 	}
 }
 
 // GuardRemotes guards the remotes without a desired device. The others are guarded with their device.
 func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
-	remotes, ended := maps.Clone(m.remotes), maps.Clone(m.ended)
+	remotes, ended := maps.Clone(m.configured()), maps.Clone(m.ended)
 	maps.DeleteFunc(m.ended, func(cluster string, _ bool) bool { return remotes[cluster] == nil })
 	m.mu.Unlock()
 	for cluster := range ended {
@@ -113,7 +123,7 @@ func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
 	m.guardedAt = time.Now()
 	complete := failed == nil && !m.unsound
-	for cluster := range m.remotes {
+	for cluster := range m.configured() {
 		complete = complete && m.subnets[cluster] != nil // a device that could not be read is not guarded either
 	}
 	if complete {
@@ -167,7 +177,7 @@ func (m *Monitor) UnconfiguredGuards() []string {
 	clusters := m.guard.Clusters()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.DeleteFunc(clusters, func(cluster string) bool { return m.remotes[cluster] != nil })
+	return slices.DeleteFunc(clusters, func(cluster string) bool { return m.configured()[cluster] != nil })
 }
 
 // RoutedSubnets returns the subnets of a remote that are routed or guarded, or were before this node booted: its device
@@ -247,8 +257,7 @@ func (m *Monitor) Removed(cluster string) {
 	}
 	m.work.Remotes = m.work.Remotes || declares || named // the guard must no longer accept packets into the device
 	if !declares && !named {
-		m.remotes = maps.Clone(m.remotes)
-		delete(m.remotes, cluster)
+		delete(m.listed, cluster)
 	}
 	m.mu.Unlock()
 	if declares && named {

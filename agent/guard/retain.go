@@ -8,36 +8,12 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Where remotes are RemoteClusters, the exporter writes the subnets file's part of them. So the file alone ends no
 // guard, and neither does the broker alone: a subnet that this node guards is retained until neither names it.
-
-// restoreRetained loads an earlier agent's guard from its state file, or from the rules if the file has no list of
-// guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone.
-func (m *Monitor) restoreRetained(c *stream.StateFile) {
-	m.listed = map[string]*semaphorev1.GuardedRemote{}
-	if c != nil {
-		for _, r := range c.Guarded() {
-			m.listed[r.GetCluster()] = r
-		}
-		for _, r := range c.Guard { // a file without a list does not have refused prefixes either
-			m.earlier[r.GetCluster()] = append(m.earlier[r.GetCluster()], parsed(r.GetPodSubnets())...)
-		}
-		if len(c.Guard) > 0 {
-			return
-		}
-	}
-	if !m.declares() {
-		return
-	}
-	for _, cluster := range m.guard.Clusters() {
-		m.earlier[cluster] = m.guard.Subnets(cluster)
-	}
-}
 
 // retained returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that
 // the broker desires, and all guarded ones while the broker has not sent its desired state. The broker adds none.

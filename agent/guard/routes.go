@@ -2,7 +2,6 @@ package guard
 
 import (
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -33,8 +32,4 @@ func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []kernel.Ro
 func (g *Guard) unreachable(prefix netip.Prefix) kernel.Route {
 	return kernel.Route{Prefix: prefix, Table: g.table.ID, Type: unix.RTN_UNREACHABLE, Protocol: kernel.RouteProtocol,
 		Metric: unreachableMetric}
-}
-
-func missing(want, have []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool { return slices.Contains(have, p) })
 }

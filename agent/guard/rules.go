@@ -256,13 +256,9 @@ func (r rule) expressions(d direction) []expr.Any {
 	exprs := r.addresses(d)
 	switch r.Verdict {
 	case drop:
-		return append(exprs,
-			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Cluster)},
-			&expr.Verdict{Kind: expr.VerdictDrop})
+		return counted(exprs, counterOf(d, r.Cluster), expr.VerdictDrop)
 	case count:
-		return append(exprs,
-			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: passedOf(d, r.Cluster)},
-			&expr.Verdict{Kind: expr.VerdictAccept})
+		return counted(exprs, passedOf(d, r.Cluster), expr.VerdictAccept)
 	}
 	// "Accept" applies to this table only: other chains are still evaluated.
 	return append(append(exprs, by(naming.Device(r.Cluster))...), &expr.Verdict{Kind: expr.VerdictAccept})
@@ -274,9 +270,11 @@ func (r rule) tunnelExpressions(d direction) []expr.Any {
 	if r.Verdict == pass {
 		return append(append(exprs, r.addresses(d)...), &expr.Verdict{Kind: expr.VerdictAccept})
 	}
-	return append(exprs,
-		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Cluster)},
-		&expr.Verdict{Kind: expr.VerdictDrop})
+	return counted(exprs, counterOf(d, r.Cluster), expr.VerdictDrop)
+}
+
+func counted(exprs []expr.Any, counter string, verdict expr.VerdictKind) []expr.Any {
+	return append(exprs, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter}, &expr.Verdict{Kind: verdict})
 }
 
 func (r rule) addresses(d direction) []expr.Any {

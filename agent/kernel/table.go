@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -45,11 +46,11 @@ func familyName(family int) string {
 }
 
 // leadsTo reports whether a rule makes all packets be looked up in the table.
-func (t RoutingTable) leadsTo(r *netlink.Rule) bool {
+func (t RoutingTable) leadsTo(r netlink.Rule) bool {
 	return r.Priority == t.Priority && r.Table == t.ID && matchesAll(r)
 }
 
-func matchesAll(r *netlink.Rule) bool {
+func matchesAll(r netlink.Rule) bool {
 	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
 		r.Tos == 0 && r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 &&
 		r.SuppressIfgroup < 0 && r.TunID == 0
@@ -80,12 +81,7 @@ func lacksFamily(err error) bool {
 // Ruled reports whether a rule of a family leads to the table. It fails if the kernel does not list the rules.
 func (t RoutingTable) Ruled(family int) (bool, error) {
 	all, err := rules(family)
-	for i := range all {
-		if t.leadsTo(&all[i]) {
-			return true, err
-		}
-	}
-	return false, err
+	return slices.ContainsFunc(all, t.leadsTo), err
 }
 
 // Rule adds the rule of a family. It then deletes rules of the agent that lead elsewhere, as after a change of the
@@ -96,18 +92,13 @@ func (t RoutingTable) Rule(family int) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	there := false
-	for i := range all {
-		there = there || t.leadsTo(&all[i])
-	}
-	if !there {
+	if !slices.ContainsFunc(all, t.leadsTo) {
 		if err := netlink.RuleAdd(t.rule(family)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return false, fmt.Errorf("routing rule %d of %s for table %d: %w", t.Priority, familyName(family), t.ID, err)
 		}
 		changed = true
 	}
-	for i := range all {
-		r := &all[i]
+	for _, r := range all {
 		if r.Protocol != RouteProtocol || t.leadsTo(r) {
 			continue
 		}
@@ -130,8 +121,8 @@ func (t RoutingTable) rule(family int) *netlink.Rule {
 	return r
 }
 
-func deleteRule(r *netlink.Rule) error {
-	if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+func deleteRule(r netlink.Rule) error {
+	if err := netlink.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("deleting routing rule %d for table %d: %w", r.Priority, r.Table, err)
 	}
 	return nil
@@ -160,8 +151,7 @@ func routesOf(family int) (ours []Route, err error) {
 // deleteRules deletes the agent's rules of a family, and returns a line for each.
 func deleteRules(family int) (gone []string, failed error) {
 	all, failed := rules(family)
-	for i := range all {
-		r := &all[i]
+	for _, r := range all {
 		if r.Protocol != RouteProtocol {
 			continue
 		}

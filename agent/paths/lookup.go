@@ -144,8 +144,7 @@ func (n *Lookup) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Pl
 	for _, ip := range p.AllowedIPs {
 		has = append(has, ip.String())
 	}
-	missing := slices.DeleteFunc(slices.Clone(want.GetAllowedIps()),
-		func(ip string) bool { return slices.Contains(has, ip) })
+	missing := plan.Missing(want.GetAllowedIps(), has)
 	place.Detail = fmt.Sprintf("%s: peer with %d allowed IPs", device, len(has))
 	if p.LastHandshakeTime.IsZero() {
 		place.Detail += ", no handshake yet"

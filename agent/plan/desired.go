@@ -43,6 +43,11 @@ func (n *Desired) Nodes(keys []wgtypes.Key) []string {
 	return names
 }
 
+// Missing returns those that are wanted and not there.
+func Missing[T comparable](wanted, there []T) []T {
+	return slices.DeleteFunc(slices.Clone(wanted), func(one T) bool { return slices.Contains(there, one) })
+}
+
 // FewPeers is how many peers represent all where these rarely differ, as in their links.
 const FewPeers = 64
 

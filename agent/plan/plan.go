@@ -61,9 +61,7 @@ func (s Steps) sourcesMatch() bool {
 
 func (s Steps) Without(routes []netip.Prefix) Steps {
 	if len(routes) > 0 {
-		among := func(r netip.Prefix) bool { return slices.Contains(routes, r) }
-		s.AddRoutes = slices.DeleteFunc(slices.Clone(s.AddRoutes), among)
-		s.ChangeRoutes = slices.DeleteFunc(slices.Clone(s.ChangeRoutes), among)
+		s.AddRoutes, s.ChangeRoutes = Missing(s.AddRoutes, routes), Missing(s.ChangeRoutes, routes)
 	}
 	return s
 }

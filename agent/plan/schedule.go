@@ -95,10 +95,9 @@ type scheduled struct {
 	// checked is when the device was last set or checked.
 	checked time.Time
 	contest contest
-	// reported means that the device counts for checkInterval, with this number of peers; set that it was set as
-	// desired.
-	reported, set bool
-	peers         int
+	// set means that it was set as desired, with this number of peers.
+	set   bool
+	peers int
 	// within limits the time until the next check; 0 for no limit.
 	within time.Duration
 	// failures counts failures in a row; partial means that the device works except for some of its routes, as on a
@@ -130,7 +129,7 @@ func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).c
 // polled.
 func (s *Scheduler) Report(cluster string, peers int, set bool) {
 	d := s.device(cluster)
-	d.reported, d.peers, d.set = true, peers, set
+	d.peers, d.set = peers, set
 }
 
 func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
@@ -172,7 +171,7 @@ func (s *Scheduler) Failing(cluster string) bool {
 
 func (s *Scheduler) Set(cluster string) bool {
 	d := s.devices[cluster]
-	return d != nil && d.reported && d.set && !s.Broken(cluster)
+	return d != nil && d.set && !s.Broken(cluster)
 }
 
 func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.Add(heals, now) }
@@ -197,15 +196,12 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	if !s.Set(cluster) {
 		return time.Time{}
 	}
-	devices, peers := 0, 0
+	peers := 0
 	for _, d := range s.devices {
-		if d.reported {
-			devices++
-			peers += d.peers
-		}
+		peers += d.peers
 	}
 	d := s.devices[cluster]
-	every := checkInterval(devices, peers)
+	every := checkInterval(len(s.devices), peers)
 	if d.within > 0 {
 		every = min(every, d.within)
 	}

@@ -130,10 +130,7 @@ func (s *Steps) SetSources(sources Sources, existing *kernel.Device, early bool)
 	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.ContainsFunc(has, netip.Addr.Is4)) {
 		wanted = append(wanted, kernel.Placeholder)
 	}
-	missing := func(of, in []netip.Addr) []netip.Addr {
-		return slices.DeleteFunc(slices.Clone(of), func(at netip.Addr) bool { return slices.Contains(in, at) })
-	}
-	s.AddAddresses, s.DeleteAddresses = missing(wanted, has), missing(has, wanted)
+	s.AddAddresses, s.DeleteAddresses = Missing(wanted, has), Missing(has, wanted)
 }
 
 func (s *Steps) OnlySources() bool {
