@@ -58,7 +58,6 @@ func (q *queue) heal(clusters []string) {
 	}
 }
 
-// order starts a round that executes an operator's order.
 func (q *queue) order(do func(ctx context.Context, listens bool)) {
 	q.mu.Lock()
 	q.orders = append(q.orders, do)
@@ -186,7 +185,6 @@ func (a *agent) rotate(ctx context.Context, at stream.Position) {
 	}
 }
 
-// replaceKeys executes an operator's order for new keys.
 func (a *agent) replaceKeys(ctx context.Context, order *semaphorev1.RotateKeyRequest, listens bool,
 ) (keys []*semaphorev1.RotatedKey, err error) {
 	if !listens && !order.GetForce() {
@@ -256,7 +254,7 @@ func (a *agent) sample(ctx context.Context) error {
 				}
 			case <-a.peers.Again():
 			}
-			for _, probe := range a.peers.Sample(a.known()) {
+			for _, probe := range a.peers.Sample(a.session.Clusters()) {
 				g.Go(func() error { return probe(ctx) })
 			}
 		}
@@ -295,19 +293,12 @@ func (a *agent) countTraffic(ctx context.Context) error {
 	}
 }
 
-// known returns the clusters of the devices that the agent has set, or tried to.
-func (a *agent) known() []string {
-	devices := a.board.Get().Devices
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(devices)),
-		func(cluster string) bool { return devices[cluster].Report == nil })
-}
-
 // reloadSubnets sets all devices if the subnets file changed, because it bounds them.
 func (a *agent) reloadSubnets() {
 	if !a.node.ReloadSubnets() {
 		return
 	}
-	for _, cluster := range slices.Concat(a.session.Clusters(), a.known()) {
+	for _, cluster := range a.session.Clusters() {
 		a.queue.set(cluster)
 	}
 	a.cache.Changed()

@@ -84,7 +84,6 @@ func (a *asking) addresses(ctx context.Context, host string, again bool) []netip
 	return n.addresses
 }
 
-// keep forgets the names that are not among these.
 func (a *asking) keep(hosts map[string]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -117,7 +116,6 @@ func (a *asking) lookUp(ctx context.Context, host string, n *name) {
 	}
 }
 
-// ask asks a node whether it answers.
 func (a *asking) ask(ctx context.Context, q plan.Question, port uint16) {
 	a.do(func() {
 		to := netip.AddrPortFrom(q.At.Addr(), port)
@@ -211,7 +209,6 @@ func (r *Reconciler) chooseAll(ctx context.Context, d *device, want *plan.Desire
 	return wanted
 }
 
-// remembers is how many names and peers with candidates the agent remembers of the remote.
 func (d *device) remembers() int { return d.asking.count() + d.candidates.Len() }
 
 // livePeers returns the endpoints of the peers of a device, nil for none, that have a live session.

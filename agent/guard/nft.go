@@ -164,7 +164,6 @@ func (s *ruleset) readMaps(conn *nftables.Conn) error {
 	return nil
 }
 
-// readCounters returns the packets of each counter.
 func readCounters() (map[string]uint64, error) {
 	if err := kernel.CheckNFTables(); err != nil {
 		return nil, err

@@ -65,7 +65,6 @@ func (m verdictMap) rule() entry {
 		SourceRegister: 1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: m.name()})}
 }
 
-// wanted returns the desired content of the table for remotes.
 func (all remotes) wanted(inbound bool) wanted {
 	w := wanted{chains: map[string][]entry{}, elements: map[string]elements{}, counters: all.counters()}
 	for _, m := range verdictMaps {

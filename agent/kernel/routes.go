@@ -31,14 +31,11 @@ func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	return out, err
 }
 
-// PrefixOf converts a net.IPNet, which has two forms of an IPv4 prefix; ok is false if there is none.
-func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
-	if n == nil {
-		return netip.Prefix{}, false
-	}
-	addr, ok := netip.AddrFromSlice(n.IP)
+// PrefixOf converts a net.IPNet, which has two forms of an IPv4 prefix.
+func PrefixOf(n *net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
 	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), ones), ok
+	return netip.PrefixFrom(addr.Unmap(), ones)
 }
 
 // ErrTaken means that another program's route has the place of the agent's.

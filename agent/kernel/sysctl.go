@@ -73,14 +73,9 @@ func (v Settings) strict(device string) bool {
 func SettingProblems(v Settings, networks []RoutedDevice) []string {
 	off := func(name string) bool { value, known := v[name]; return known && value == 0 }
 	has := func(wanted func(netip.Addr) bool) bool {
-		for _, n := range networks {
-			for _, s := range n.Subnets {
-				if wanted(s.Addr()) {
-					return true
-				}
-			}
-		}
-		return false
+		return slices.ContainsFunc(networks, func(n RoutedDevice) bool {
+			return slices.ContainsFunc(n.Subnets, func(s netip.Prefix) bool { return wanted(s.Addr()) })
+		})
 	}
 	var out []string
 	v4 := has(netip.Addr.Is4)

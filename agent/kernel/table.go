@@ -141,7 +141,6 @@ func DeleteUnusedRules() (failed error) {
 	return failed
 }
 
-// routesOf returns all routes of the agent of a family.
 func routesOf(family int) (ours []Route, err error) {
 	filter := RouteFilter{Family: family, Protocol: RouteProtocol}
 	err = RoutingTable{}.Each(filter, func(r Route) { ours = append(ours, r) })

@@ -132,7 +132,6 @@ func filterLinkMessages(t tun.Device) error {
 	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer))
 }
 
-// isServed reports whether a process serves a device's socket.
 func isServed(device string) bool {
 	c, err := net.Dial("unix", socketPath(device))
 	if err != nil {

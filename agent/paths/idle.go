@@ -1,6 +1,7 @@
 package paths
 
 import (
+	"maps"
 	"math/rand/v2"
 	"time"
 
@@ -85,11 +86,7 @@ func (d *Liveness) Probe(now time.Time) (begin []plan.PeerKey) {
 		clear(p.unanswered)
 		return nil
 	}
-	for key := range p.unanswered {
-		if d.peers[key] == nil {
-			delete(p.unanswered, key)
-		}
-	}
+	maps.DeleteFunc(p.unanswered, func(key plan.PeerKey, _ bool) bool { return d.peers[key] == nil })
 	for key, began := range p.under {
 		peer, took := d.peers[key], now.Sub(began.at)
 		switch {

@@ -199,7 +199,7 @@ func wanted(want *plan.Desired, to netip.Addr) *semaphorev1.PathPeer {
 func holderOf(d *kernel.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
 	for i := range d.Peers {
 		for _, n := range d.Peers[i].AllowedIPs {
-			p, _ := kernel.PrefixOf(&n)
+			p := kernel.PrefixOf(&n)
 			if p.Contains(to) && (holder == nil || p.Bits() > by.Bits()) {
 				holder, by = &d.Peers[i], p
 			}

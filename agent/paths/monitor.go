@@ -185,7 +185,7 @@ func samplesOf(peers []wgtypes.Peer) iter.Seq[PeerSample] {
 			s := PeerSample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes,
 				Keepalive: w.PersistentKeepaliveInterval}
 			for j := 0; j < len(w.AllowedIPs) && !s.Inside.Is4(); j++ { // of IPv6 only if it has no other: nodes may lack it
-				if prefix, _ := kernel.PrefixOf(&w.AllowedIPs[j]); j == 0 || prefix.Addr().Is4() {
+				if prefix := kernel.PrefixOf(&w.AllowedIPs[j]); j == 0 || prefix.Addr().Is4() {
 					s.Inside = prefix.Addr()
 				}
 			}
@@ -303,24 +303,11 @@ func (m *Monitor) isClose(now time.Time) bool { return now.Before(m.closely) }
 // Again receives a value when Sample must be called before SampleEvery has passed.
 func (m *Monitor) Again() <-chan struct{} { return m.again }
 
-type probePath struct {
-	cluster string
-	target  plan.MTUTarget
-	port    uint16
-	most    int
-}
-
 // Sample observes the peers of some devices, and returns the due probes and questions, each to be run in a goroutine.
 func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	var due []func(context.Context) error
 	for _, cluster := range clusters {
-		probes, unheard := m.sample(cluster)
-		for _, path := range probes {
-			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
-		}
-		if len(unheard) > 0 {
-			due = append(due, func(ctx context.Context) error { return m.ask(ctx, naming.Device(cluster), unheard) })
-		}
+		due = append(due, m.sample(cluster)...)
 	}
 	if m.reportDue(time.Now()) {
 		m.report()
@@ -328,11 +315,11 @@ func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	return due
 }
 
-// sample observes the peers of one device, and returns the paths to probe and the addresses to ask now.
-func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Addr) {
+// sample is Sample for one device.
+func (m *Monitor) sample(cluster string) (run []func(context.Context) error) {
 	want := m.desired.Device(cluster)
 	if want == nil || !m.fresh(cluster, want) {
-		return nil, nil
+		return nil
 	}
 	var base int
 	var why string
@@ -345,7 +332,7 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 	d := m.devices[cluster]
 	if d == nil { // it was removed meanwhile
 		m.mu.Unlock()
-		return nil, nil
+		return nil
 	}
 	changed := d.changed
 	d.changed = false
@@ -372,16 +359,20 @@ func (m *Monitor) sample(cluster string) (paths []probePath, unheard []netip.Add
 		}
 		m.begin[cluster] = append(m.begin[cluster], key)
 	}
-	unheard = d.liveness.Unheard(now)
+	unheard := d.liveness.Unheard(now)
 	m.mu.Unlock()
 
 	if changed || is.MTU != was.MTU {
 		m.reportChanges(cluster, changed, silent, counts, was, is)
 	}
 	for _, t := range due {
-		paths = append(paths, probePath{cluster, t, uint16(want.GetProbePort()), is.Base})
+		to := netip.AddrPortFrom(t.Endpoint.Addr(), uint16(want.GetProbePort()))
+		run = append(run, func(ctx context.Context) error { return m.probe(ctx, cluster, t, to, is.Base) })
 	}
-	return paths, unheard
+	if len(unheard) > 0 {
+		run = append(run, func(ctx context.Context) error { return m.ask(ctx, naming.Device(cluster), unheard) })
+	}
+	return run
 }
 
 // fresh reads the device if that was not done for a while, and reports whether its peers are known.
@@ -425,9 +416,8 @@ func (m *Monitor) reportChanges(
 	m.resize(cluster)
 }
 
-func (m *Monitor) probe(ctx context.Context, path probePath) error {
-	to := netip.AddrPortFrom(path.target.Endpoint.Addr(), path.port)
-	r, err := MeasurePath(ctx, to, plan.LeastMTU, path.most)
+func (m *Monitor) probe(ctx context.Context, cluster string, of plan.MTUTarget, to netip.AddrPort, most int) error {
+	r, err := MeasurePath(ctx, to, plan.LeastMTU, most)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -438,17 +428,17 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 		slog.Debug("cannot measure a path", "to", to, "error", err)
 	case !r.Answered:
 		result = "unanswered"
-	case r.Carries == path.most:
+	case r.Carries == most:
 		result = "whole"
 	}
 	m.mu.Lock()
 	m.probes--
-	d := m.devices[path.cluster]
+	d := m.devices[cluster]
 	if d != nil {
-		m.measurements.WithLabelValues(path.cluster, naming.Device(path.cluster), result).Inc()
+		m.measurements.WithLabelValues(cluster, naming.Device(cluster), result).Inc()
 	}
 	if d != nil && d.mtu != nil {
-		d.mtu.Measured(time.Now(), path.target, r.MTUResult)
+		d.mtu.Measured(time.Now(), of, r.MTUResult)
 	}
 	m.mu.Unlock()
 	select {

@@ -190,7 +190,7 @@ func TestLinksAreLookedUpRarely(t *testing.T) {
 func TestProbesThatEndedFreeTheirPlace(t *testing.T) {
 	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
 	m.probes = 1
-	if err := m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420}); err != nil || m.probes != 0 {
+	if err := m.probe(t.Context(), "c2", plan.MTUTarget{}, netip.AddrPortFrom(netip.Addr{}, 7774), 1420); err != nil || m.probes != 0 {
 		t.Errorf("%d probes under way, %v", m.probes, err)
 	}
 }
@@ -233,7 +233,7 @@ func TestRemovedDeviceHasNoSeries(t *testing.T) {
 		}},
 		"a probe": {1, func(m *Monitor, k *goneDevice) error {
 			k.called()
-			return m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420})
+			return m.probe(t.Context(), "c2", plan.MTUTarget{}, netip.AddrPortFrom(netip.Addr{}, 7774), 1420)
 		}},
 	} {
 		k := &goneDevice{calls: c.calls}

@@ -49,10 +49,8 @@ func (s *search) missing() []int {
 
 // next ends a round and begins another; false if the search is complete.
 func (s *search) next() bool {
-	for _, size := range s.asked {
-		if size > s.through {
-			s.lost = min(s.lost, size)
-		}
+	for _, size := range s.missing() {
+		s.lost = min(s.lost, size)
 	}
 	s.asked = nil
 	if s.rounds++; s.through < s.least || s.rounds >= maxRounds {

@@ -217,12 +217,7 @@ func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err e
 
 // Inside reports whether a prefix is one of these, or a part of one: then a route to it takes packets from theirs.
 func Inside(prefix netip.Prefix, all []netip.Prefix) bool {
-	for _, p := range all {
-		if p.Bits() <= prefix.Bits() && p.Overlaps(prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Bits() <= prefix.Bits() && p.Overlaps(prefix) })
 }
 
 // The MTUs that an IP packet can have: the minimum of IPv4 (RFC 791), and the maximum.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -83,16 +84,11 @@ func (c *Candidates) Choose(key wgtypes.Key, all []netip.AddrPort, has netip.Add
 	return t.all[t.at]
 }
 
-// Len returns the number of peers with candidates.
 func (c *Candidates) Len() int { return len(c.peers) }
 
 // Keep forgets the peers for which keep is false.
 func (c *Candidates) Keep(keep func(wgtypes.Key) bool) {
-	for key := range c.peers {
-		if !keep(key) {
-			delete(c.peers, key)
-		}
-	}
+	maps.DeleteFunc(c.peers, func(key wgtypes.Key, _ *trial) bool { return !keep(key) })
 }
 
 // Looked is the result of a look: the peers whose choice is another now, those without a candidate that answers, whose

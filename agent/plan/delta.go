@@ -198,7 +198,6 @@ func (p *AppliedPeers) remove(node string) {
 	}
 }
 
-// claimPrefixes claims a node's prefixes, releasePrefixes ends these claims.
 func (p *AppliedPeers) claimPrefixes(node string) {
 	for _, prefix := range p.byNode[node].prefixes {
 		p.prefixes.add(prefix, node)

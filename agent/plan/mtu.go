@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -121,11 +122,7 @@ func (d *MTU) Links(base int, why string) {
 func (d *MTU) Due(
 	now time.Time, n int, talking iter.Seq2[PeerKey, netip.AddrPort], exists func(PeerKey) bool,
 ) []MTUTarget {
-	for key := range d.paths {
-		if !exists(key) {
-			delete(d.paths, key)
-		}
-	}
+	maps.DeleteFunc(d.paths, func(key PeerKey, _ *measuredPath) bool { return !exists(key) })
 	type candidate struct {
 		MTUTarget
 		at time.Time

@@ -289,7 +289,7 @@ func (p peer) hasPrefixes(is *wgtypes.Peer) bool {
 		return false
 	}
 	for i := range is.AllowedIPs {
-		if prefix, _ := kernel.PrefixOf(&is.AllowedIPs[i]); !slices.Contains(p.prefixes, prefix) {
+		if !slices.Contains(p.prefixes, kernel.PrefixOf(&is.AllowedIPs[i])) {
 			return false
 		}
 	}

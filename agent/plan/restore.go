@@ -31,15 +31,12 @@ func (s *Steps) restoring(existing *kernel.Device) {
 	for _, p := range existing.Peers {
 		present[p.PublicKey] = true
 		for _, ip := range p.AllowedIPs {
-			prefix, _ := kernel.PrefixOf(&ip)
-			taken[prefix] = true
+			taken[kernel.PrefixOf(&ip)] = true
 		}
 	}
 	for _, p := range had.Peers {
-		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(ip net.IPNet) bool {
-			prefix, _ := kernel.PrefixOf(&ip)
-			return taken[prefix]
-		})
+		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs),
+			func(ip net.IPNet) bool { return taken[kernel.PrefixOf(&ip)] })
 		if !p.Remove && !present[p.PublicKey] && len(p.AllowedIPs) > 0 {
 			cfg.Peers = append(cfg.Peers, p)
 		}

@@ -1,10 +1,13 @@
 package plan
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/waiting"
 )
 
 const (
@@ -35,6 +38,10 @@ func checkInterval(devices, peers int) time.Duration {
 	few := max(minCheck, time.Duration(max(0, devices-1))*checkPerDevice)
 	return min(few+time.Duration(max(0, peers-fewPeers))*checkPerPeer, FullCheck)
 }
+
+// heals spaces how often the agent heals a device that another program changes. It cannot win against a program that
+// writes all the time.
+var heals = waiting.Rule{Free: 10, Least: time.Second, Most: 30 * time.Second, Calm: time.Minute}
 
 // Changes are possible differences from the desired state: devices, by cluster, and single peers, by cluster and node.
 type Changes struct {
@@ -92,9 +99,9 @@ type Scheduler struct {
 }
 
 type scheduled struct {
-	// checked is when the device was last set or checked.
+	// checked is when the device was last set or checked, and healed how often another program's change was lately.
 	checked time.Time
-	contest contest
+	healed  waiting.Repeats
 	// set means that it was set as desired, with this number of peers.
 	set   bool
 	peers int
@@ -105,6 +112,23 @@ type scheduled struct {
 	failures int
 	partial  bool
 	retryAt  time.Time
+}
+
+// pause returns how long a device must be left alone after it was last healed.
+func (d *scheduled) pause(now time.Time) time.Duration {
+	if now.Sub(d.healed.Last) >= heals.Calm {
+		return 0
+	}
+	return heals.After(d.healed.Times)
+}
+
+func (d *scheduled) contest(now time.Time) error {
+	pause := d.pause(now)
+	if pause == 0 {
+		return nil
+	}
+	return fmt.Errorf("another program keeps changing the device: the agent healed it %d times, the next time after %s; "+
+		"find who does, or stop the agent", d.healed.Times, pause)
 }
 
 func NewScheduler() *Scheduler {
@@ -174,11 +198,11 @@ func (s *Scheduler) Set(cluster string) bool {
 	return d != nil && d.set && !s.Broken(cluster)
 }
 
-func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.Add(heals, now) }
+func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).healed.Add(heals, now) }
 
 // Contest returns an error while another program keeps changing a device; else nil.
 func (s *Scheduler) Contest(cluster string, now time.Time) error {
-	return s.device(cluster).contest.problem(now)
+	return s.device(cluster).contest(now)
 }
 
 func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
@@ -187,7 +211,7 @@ func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
 // that another program causes repeatedly.
 func (s *Scheduler) earliestRecheck(cluster string, now time.Time) time.Time {
 	d := s.device(cluster)
-	return d.checked.Add(max(HealGap, d.contest.pause(now)))
+	return d.checked.Add(max(HealGap, d.pause(now)))
 }
 
 // nextCheck returns when to check a device without an event; zero for one that is tried again anyway, or was not set
@@ -205,7 +229,7 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	if d.within > 0 {
 		every = min(every, d.within)
 	}
-	return d.checked.Add(max(every, d.contest.pause(now)))
+	return d.checked.Add(max(every, d.pause(now)))
 }
 
 // Take returns the due work, and keeps the rest. In a full check all these clusters are due, and all failed devices.

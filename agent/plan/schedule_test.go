@@ -12,13 +12,13 @@ import (
 // TestContest: the first heals are immediate, those of a writer that continues come less and less often and are
 // reported, and a quiet period ends the contest.
 func TestContest(t *testing.T) {
-	var c contest
+	var c scheduled
 	now := time.Unix(1_000_000, 0)
 	var pauses []string
 	for range 20 {
-		c.Add(heals, now)
+		c.healed.Add(heals, now)
 		pauses = append(pauses, c.pause(now).String())
-		if reported := c.problem(now) != nil; reported != (c.pause(now) > 0) {
+		if reported := c.contest(now) != nil; reported != (c.pause(now) > 0) {
 			t.Errorf("reported %v with a pause of %s", reported, c.pause(now))
 		}
 		now = now.Add(c.pause(now) + time.Second)
@@ -28,10 +28,10 @@ func TestContest(t *testing.T) {
 		t.Errorf("pauses %s\nwant   %s", got, want)
 	}
 	now = now.Add(heals.Calm)
-	if c.pause(now) != 0 || c.problem(now) != nil {
-		t.Errorf("after a minute of peace the pause is %s: %v", c.pause(now), c.problem(now))
+	if c.pause(now) != 0 || c.contest(now) != nil {
+		t.Errorf("after a minute of peace the pause is %s: %v", c.pause(now), c.contest(now))
 	}
-	c.Add(heals, now)
+	c.healed.Add(heals, now)
 	if c.pause(now) != 0 {
 		t.Errorf("the first heal after peace has a pause of %s", c.pause(now))
 	}
@@ -40,15 +40,15 @@ func TestContest(t *testing.T) {
 // The first heal after a whole heals.Calm starts the count again.
 func TestContestEnds(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
-	c := contest{waiting.Repeats{Times: heals.Free, Last: now}}
-	c.Add(heals, now.Add(heals.Calm))
-	if c.Times != 1 {
-		t.Errorf("%d heals after %s of quiet", c.Times, heals.Calm)
+	c := scheduled{healed: waiting.Repeats{Times: heals.Free, Last: now}}
+	c.healed.Add(heals, now.Add(heals.Calm))
+	if c.healed.Times != 1 {
+		t.Errorf("%d heals after %s of quiet", c.healed.Times, heals.Calm)
 	}
-	c = contest{waiting.Repeats{Times: heals.Free, Last: now}}
-	c.Add(heals, now.Add(heals.Calm-1))
-	if c.Times != heals.Free+1 {
-		t.Errorf("%d heals, the last one within %s", c.Times, heals.Calm)
+	c = scheduled{healed: waiting.Repeats{Times: heals.Free, Last: now}}
+	c.healed.Add(heals, now.Add(heals.Calm-1))
+	if c.healed.Times != heals.Free+1 {
+		t.Errorf("%d heals, the last one within %s", c.healed.Times, heals.Calm)
 	}
 }
 

@@ -164,7 +164,7 @@ func (b *familyBuilder) peer(cluster, name *dto.LabelPair, p *wgtypes.Peer) {
 	}
 	key := label(&labelKey, base64.StdEncoding.AppendEncode(b.scratch, p.PublicKey[:]))
 	for i := range p.AllowedIPs {
-		prefix, _ := kernel.PrefixOf(&p.AllowedIPs[i])
+		prefix := kernel.PrefixOf(&p.AllowedIPs[i])
 		b.add(metricAllowedIPs, label(&labelAllowed, prefix.AppendTo(b.scratch)), cluster, name, key).Gauge = oneMetric
 	}
 	endpoint := b.scratch
