@@ -1,7 +1,6 @@
 package device
 
 import (
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,17 +13,15 @@ type metrics struct {
 	refused, conflicts, unrouted      *prometheus.GaugeVec
 }
 
-var byDevice = []string{"cluster", "device"}
-
-func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, slices.Concat(byDevice, labels))
-}
-
-func gauge(name, help string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, byDevice)
-}
-
 func newMetrics() *metrics {
+	byDevice := []string{"cluster", "device"}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		opts := prometheus.CounterOpts{Name: name, Help: help}
+		return prometheus.NewCounterVec(opts, append(byDevice[:2:2], labels...))
+	}
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, byDevice)
+	}
 	return &metrics{
 		syncs: counter("semaphore_wg_sync_peers_total",
 			"Writes of a device's peers; success is 1 or 0.", "success"),

@@ -57,13 +57,19 @@ func NewRotator(own, dir string, sink *events.Sink) *Rotator {
 		own: own, files: kernel.NewKeys(dir), events: sink,
 		keys: map[string]kernel.StoredKey{}, schedule: Schedule{},
 		undelivered: map[string]string{}, waiting: map[string]string{},
-		rotations: counter("semaphore_agent_key_rotations_total",
-			"Times that the agent replaced a device's private key, because of its age or on an operator's order."),
-		keyCreated: gauge("semaphore_agent_key_created_timestamp_seconds",
-			"Unix time of the creation of a device's private key."),
-		problems: gauge("semaphore_agent_key_file_problem",
-			"1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, "+
-				"or a damaged one lies beside it; the status says what to do."),
+		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_key_rotations_total",
+			Help: "Times that the agent replaced a device's private key, because of its age or on an operator's order.",
+		}, []string{"cluster", "device"}),
+		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_created_timestamp_seconds",
+			Help: "Unix time of the creation of a device's private key.",
+		}, []string{"cluster", "device"}),
+		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_file_problem",
+			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, " +
+				"or a damaged one lies beside it; the status says what to do.",
+		}, []string{"cluster", "device"}),
 	}
 }
 

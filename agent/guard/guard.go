@@ -265,8 +265,8 @@ func (g *Guard) Counts() (map[string]status.GuardCount, error) {
 	return counts, nil
 }
 
-// RemoveTable removes the table, also that of another agent, and returns a line for it. kernel.RemoveRouting removes the
-// unreachable routes.
+// RemoveTable removes the table, also that of another agent, and returns a line for it. The unreachable routes are
+// removed with all routes (kernel.RemoveRouting).
 func RemoveTable() (removed []string, err error) {
 	there, err := deleteTable()
 	if there {

@@ -583,7 +583,9 @@ func TestChangesOfOthers(t *testing.T) {
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
 		var notified atomic.Int64
-		testkit.Run(t, func(ctx context.Context) error { return kernel.FollowTable(ctx, TableName, func() { notified.Add(1) }) })
+		testkit.Run(t, func(ctx context.Context) error {
+			return kernel.FollowTable(ctx, TableName, func() { notified.Add(1) })
+		})
 		conn, err := nftables.New()
 		must(t, err)
 		eventually(t, "it watches", func() bool { // repeatedly: the watch may begin late

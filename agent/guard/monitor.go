@@ -126,8 +126,8 @@ func NewMonitor(
 	return &Monitor{
 		cfg: cfg, kernel: k, guard: g, session: s, board: board, events: sink, changed: changed,
 		earlier: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
-		ended: map[string]bool{}, listed: map[string]*semaphorev1.GuardedRemote{}, problems: problems{retained: map[string]string{}},
-		node: status.Node{LastClear: map[string]time.Time{}},
+		listed: map[string]*semaphorev1.GuardedRemote{}, ended: map[string]bool{},
+		problems: problems{retained: map[string]string{}}, node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
 

@@ -128,8 +128,8 @@ func deleteRule(r netlink.Rule) error {
 	return nil
 }
 
-// DeleteUnusedRules deletes the agent's rules of families without a route of the agent. It fails for all that the kernel
-// does not list or delete, and continues with the rest.
+// DeleteUnusedRules deletes the agent's rules of families without a route of the agent. It fails for all that the
+// kernel does not list or delete, and continues with the rest.
 func DeleteUnusedRules() (failed error) {
 	for _, family := range families {
 		ours, err := routesOf(family)

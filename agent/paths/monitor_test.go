@@ -190,7 +190,8 @@ func TestLinksAreLookedUpRarely(t *testing.T) {
 func TestProbesThatEndedFreeTheirPlace(t *testing.T) {
 	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {}, func() string { return "" })
 	m.probes = 1
-	if err := m.probe(t.Context(), "c2", plan.MTUTarget{}, netip.AddrPortFrom(netip.Addr{}, 7774), 1420); err != nil || m.probes != 0 {
+	err := m.probe(t.Context(), "c2", plan.MTUTarget{}, netip.AddrPortFrom(netip.Addr{}, 7774), 1420)
+	if err != nil || m.probes != 0 {
 		t.Errorf("%d probes under way, %v", m.probes, err)
 	}
 }
