@@ -1,6 +1,8 @@
 package check
 
 import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -9,9 +11,8 @@ import (
 
 // Calico describes how a cluster's Calico treats the pod subnets of remotes.
 type Calico struct {
-	// Err is why it is unknown; Forbidden is set if rights are missing.
-	Err       error
-	Forbidden bool
+	// Err is why it is unknown.
+	Err error
 	// Remotes have their names and pod subnets.
 	Remotes []preflight.Remote
 	Pools   []fleet.Pool
@@ -24,7 +25,7 @@ type Calico struct {
 // node.
 func judgeCalico(c Calico) []show.Finding {
 	switch {
-	case c.Forbidden:
+	case apierrors.IsForbidden(c.Err):
 		return []show.Finding{show.Found(finding.CalicoNotRead, "", "Calico's pools and IPAM", "", "%v", c.Err)}
 	case c.Err != nil:
 		return []show.Finding{show.Found(finding.CalicoUnreadable, "here", "Calico's pools and IPAM",

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 )
@@ -43,7 +46,7 @@ func TestJudgeCalico(t *testing.T) {
 		"not strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true}},
 			"PoolsHarmless WARNING:AffinityNotStrict", "calicoctl ipam configure --strictaffinity=true"},
 		"not strict, host-local": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "PoolsHarmless", ""},
-		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "NOT-CHECKED:CalicoNotRead",
+		"forbidden": {Calico{Err: apierrors.NewForbidden(schema.GroupResource{Resource: "ippools"}, "", nil)}, "NOT-CHECKED:CalicoNotRead",
 			"forbidden"},
 		"down": {Calico{Err: errors.New("refused")}, "WARNING:CalicoUnreadable", "refused"},
 	} {

@@ -18,7 +18,6 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -60,7 +59,7 @@ const (
 )
 
 func Command(access *fleet.Access) *cobra.Command {
-	c := checker{access: access, dns: dnsFlags{access: access}}
+	c := checker{access: access}
 	cmd := &cobra.Command{
 		Use: "check [--pre | --traffic | --plan | -f FILE | --config FILE | --dir DIR | --tls-dir DIR] " +
 			"[--address HOST:PORT --expect ID]",
@@ -198,11 +197,6 @@ func (c *checker) plans(w io.Writer) error {
 	return errors.Join(err, show.Wrong(never, len(found.Raise), "limits to raise are fixed"))
 }
 
-type listener struct {
-	address string
-	expect  spiffeid.ID
-}
-
 // use fails for a wrong combination of flags, and returns whether to check the pods of clusters.
 func (c *checker) use() (inPods bool, err error) {
 	places := 0
@@ -272,7 +266,7 @@ func (c *checker) inPod(ctx context.Context, cluster *fleet.Cluster, part string
 	if part == fleet.Broker {
 		args = append(args, "--coredns", c.dns.configMap, "--cluster-domain", c.dns.clusterDomain)
 	}
-	out, _, err := cluster.Run(ctx, part, args...)
+	out, err := cluster.RunIn(ctx, part, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -289,13 +283,12 @@ func (c *checker) inPod(ctx context.Context, cluster *fleet.Cluster, part string
 func (c *checker) gather(ctx context.Context) (Facts, error) {
 	facts := Facts{Now: time.Now()}
 	facts.ClockSynced, facts.ClockKnown = Clock()
-	var dial []listener
 	if c.address != "" {
 		id, err := spiffeid.FromString(c.expect)
 		if err != nil {
 			return facts, fmt.Errorf("--expect %q: %w: use a SPIFFE ID such as spiffe://c2/broker", c.expect, err)
 		}
-		dial = append(dial, listener{c.address, id})
+		facts.listener(c.address, id)
 	}
 	for cluster := range c.peers {
 		if err := config.ClusterName(cluster); err != nil {
@@ -312,9 +305,7 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 			facts.RemotesErr = errNoBroker
 		}
 	case c.configFile != "":
-		var more []listener
-		show, from, more, err = c.gatherConfig(ctx, &facts)
-		dial = append(dial, more...)
+		show, from, err = c.gatherConfig(ctx, &facts)
 	case c.pkiDir != "":
 		show, from, err = gatherPKI(&facts, c.pkiDir)
 	case c.tlsDir != "":
@@ -329,12 +320,11 @@ func (c *checker) gather(ctx context.Context) (Facts, error) {
 	}
 	slices.SortFunc(facts.Roots, func(a, b Bundle) int { return strings.Compare(a.Cluster, b.Cluster) })
 
-	facts.Dialled = make([]Dialled, len(dial))
 	var g errgroup.Group
 	g.SetLimit(128) // the brokers of a large mesh, none of which answers, within inPodsWithin
-	for i, l := range dial {
+	for i, l := range facts.Dialled {
 		g.Go(func() error {
-			facts.Dialled[i] = Dial(ctx, l.address, from, l.expect, show, c.timeout)
+			facts.Dialled[i] = Dial(ctx, l.Address, from, l.Expect, show, c.timeout)
 			return nil
 		})
 	}
@@ -393,16 +383,14 @@ func gatherPKI(facts *Facts, dir string) (show *tls.Certificate, cluster string,
 }
 
 // gatherConfig collects all that a configuration file names. An invalid file is a finding.
-func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Certificate, cluster string,
-	dial []listener, err error) {
-	file, dns := c.configFile, c.dns
-	text, err := os.ReadFile(file)
+func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Certificate, cluster string, err error) {
+	text, err := os.ReadFile(c.configFile)
 	if err != nil {
-		return nil, "", nil, fmt.Errorf("--config: %w", err)
+		return nil, "", fmt.Errorf("--config: %w", err)
 	}
-	part, judged := c.judgeFile(text, file)
+	part, judged := c.judgeFile(text, c.configFile)
 	if facts.Configs = append(facts.Configs, judged); judged.Err != nil {
-		return nil, "", nil, nil
+		return nil, "", nil
 	}
 	var own spiffeid.ID
 	var from config.TLS
@@ -410,37 +398,36 @@ func (c *checker) gatherConfig(ctx context.Context, facts *Facts) (show *tls.Cer
 	var bundles map[string]string // of RemoteClusters
 	switch part {
 	case fleet.Broker:
-		c := c.broker
-		if d, err := gatherRemotes(ctx, facts, c, part, dns.access); err == nil { // else the file alone is checked
-			c, bundles = d.Broker, d.Bundles()
+		of := c.broker
+		if d, err := c.gatherRemotes(ctx, facts, of, part); err == nil { // else the file alone is checked
+			of, bundles = d.Broker, d.Bundles()
 		}
-		cluster, own, from, clusters = c.Cluster, identity.Broker(c.Cluster), c.TLS, c.Names()
-		objects, err := fleet.OwnCluster(dns.access, c.Kube)
-		there := &brokersCluster{objects, c, err}
+		cluster, own, from, clusters = of.Cluster, identity.Broker(of.Cluster), of.TLS, of.Names()
+		objects, err := fleet.OwnCluster(c.access, of.Kube)
+		there := &brokersCluster{objects, of, err}
 		facts.Policies = there.gatherPolicies(ctx)
 		if facts.RemotesErr == nil || there.none() { // else what is due for remotes is not known
-			facts.DNS, facts.Calico = dns.gather(ctx, there, file), there.gatherCalico(ctx)
+			facts.DNS, facts.Calico = c.dns.gather(ctx, there, c.configFile), there.gatherCalico(ctx)
 			facts.PolicyKeys = there.gatherPolicyKeys(ctx)
 		}
 	case fleet.Exporter:
-		c := c.exporter
-		cluster, own, from = c.Cluster, identity.Exporter(c.Cluster), c.TLS
-		clusters, dial, bundles = gatherBrokers(ctx, facts, c, dns.access)
+		cluster, own, from = c.exporter.Cluster, identity.Exporter(c.exporter.Cluster), c.exporter.TLS
+		clusters, bundles = c.gatherBrokers(ctx, facts)
 	default:
-		return nil, c.agent.Cluster, gatherAgent(ctx, facts, c.agent), nil
+		facts.ofAgent(ctx, c.agent)
+		return nil, c.agent.Cluster, nil
 	}
 	if !slices.Contains(clusters, cluster) { // an exporter may publish to its own broker
 		clusters = append(clusters, cluster)
 	}
-	return gatherIdentity(ctx, facts, from, own, clusters, bundles), cluster, dial, nil
+	return facts.identity(ctx, from, own, clusters, bundles), cluster, nil
 }
 
 // gatherRemotes returns the decision of a part about the RemoteClusters of its cluster. It adds those that are not
 // accepted to the facts, or why none is known.
-func gatherRemotes(ctx context.Context, facts *Facts, own *config.Broker, part string, access *fleet.Access) (
-	d remotes.Decision, err error,
-) {
-	d, err = fleet.WithObjects(ctx, own, part, access)
+func (c *checker) gatherRemotes(ctx context.Context, facts *Facts, own *config.Broker, part string) (remotes.Decision,
+	error) {
+	d, err := fleet.WithObjects(ctx, own, part, c.access)
 	facts.RemotesErr = err
 	for _, name := range slices.Sorted(maps.Keys(d.Verdicts)) {
 		if v := d.Verdicts[name]; !v.Accepted() {
@@ -450,74 +437,30 @@ func gatherRemotes(ctx context.Context, facts *Facts, own *config.Broker, part s
 	return d, err
 }
 
-// gatherBrokers returns the clusters to whose brokers an exporter publishes, the addresses, and the roots of
-// RemoteClusters. If these cannot be read, it returns the broker of the file, and the facts have the reason.
-func gatherBrokers(ctx context.Context, facts *Facts, c *config.Exporter, access *fleet.Access) (clusters []string,
-	dial []listener, bundles map[string]string) {
-	clusters = []string{c.LocalBroker.Cluster}
-	if c.LocalBroker.Address != "" {
-		dial = append(dial, listener{c.LocalBroker.Address, identity.Broker(c.LocalBroker.Cluster)})
+// gatherBrokers adds the brokers to which the exporter publishes, and returns their clusters and the roots of
+// RemoteClusters. If these cannot be read, it knows the broker of the file, and the facts have the reason.
+func (c *checker) gatherBrokers(ctx context.Context, facts *Facts) (clusters []string, bundles map[string]string) {
+	of := c.exporter
+	clusters = []string{of.LocalBroker.Cluster}
+	if of.LocalBroker.Address != "" {
+		facts.listener(of.LocalBroker.Address, identity.Broker(of.LocalBroker.Cluster))
 	}
-	if c.Foreign() {
-		return clusters, dial, nil
+	if of.Foreign() {
+		return clusters, nil
 	}
-	own := bounds.Judge(c, volume.ReadFile, nil)
-	own.Kube, own.LeaderElection = c.Kube, c.LeaderElection
-	d, _ := gatherRemotes(ctx, facts, own, fleet.Exporter, access)
+	own := bounds.Judge(of, volume.ReadFile, nil)
+	own.Kube, own.LeaderElection = of.Kube, of.LeaderElection
+	d, _ := c.gatherRemotes(ctx, facts, own, fleet.Exporter)
 	for _, o := range d.InEffect.ByAge() {
 		b := o.Spec.Broker
 		if b == nil {
 			continue
 		}
 		clusters = append(clusters, o.Name)
-		for _, address := range append([]v1alpha1.BrokerAddress{v1alpha1.BrokerAddress(b.Address)}, b.OtherAddresses...) {
-			dial = append(dial, listener{string(address), identity.Broker(o.Name)})
+		facts.listener(b.Address, identity.Broker(o.Name))
+		for _, address := range b.OtherAddresses {
+			facts.listener(string(address), identity.Broker(o.Name))
 		}
 	}
-	return clusters, dial, d.Bundles()
-}
-
-// gatherAgent adds the roots of an agent's broker to the facts, and returns the broker's listener.
-func gatherAgent(ctx context.Context, facts *Facts, c *config.Agent) []listener {
-	if c.Broker.WorkloadAPI == "" {
-		facts.Roots = append(facts.Roots, ReadBundle(c.Cluster, c.Broker.BundleFile))
-	} else {
-		askWorkloadAPI(ctx, facts, c.Broker.WorkloadAPI, spiffeid.ID{}, []string{c.Cluster})
-	}
-	return []listener{{c.Broker.Address, identity.Broker(c.Cluster)}}
-}
-
-// gatherIdentity adds a part's own certificate and the roots of clusters from files or a Workload API, and returns the
-// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of others.
-func gatherIdentity(ctx context.Context, facts *Facts, from config.TLS, own spiffeid.ID,
-	clusters []string, bundles map[string]string) *tls.Certificate {
-	clusters = slices.DeleteFunc(clusters, func(name string) bool {
-		text, ok := bundles[name]
-		if ok {
-			facts.Roots = append(facts.Roots, ParseBundle(name, "RemoteCluster "+name, []byte(text)))
-		}
-		return ok
-	})
-	if from.WorkloadAPI != "" {
-		return askWorkloadAPI(ctx, facts, from.WorkloadAPI, own, clusters)
-	}
-	found, pair := ReadOwn(from.CertFile, from.KeyFile, own,
-		"semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
-	// A mounted Secret can be read by everything that runs in the pod, which is only the part.
-	found.KeyOpen = false
-	facts.Own = append(facts.Own, found)
-	for _, name := range clusters {
-		facts.Roots = append(facts.Roots, ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
-	}
-	return pair
-}
-
-// askWorkloadAPI gets the content of the files from a Workload API.
-func askWorkloadAPI(ctx context.Context, facts *Facts, address string, own spiffeid.ID,
-	clusters []string) *tls.Certificate {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	found, pair, roots := AskWorkloadAPI(ctx, address, own, clusters)
-	facts.Own, facts.Roots = append(facts.Own, found), append(facts.Roots, roots...)
-	return pair
+	return clusters, d.Bundles()
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"golang.org/x/net/publicsuffix"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -24,8 +25,6 @@ type DNS struct {
 	// Wired is set if semaphorectl put the blocks there: without them, they are lost. MarkErr is why that is not known.
 	Wired   bool
 	MarkErr error
-	// Unreachable is why no cluster could be asked; empty if one could.
-	Unreachable string
 	// Cache is the configuration of NodeLocal DNSCache, which answers pods in the place of CoreDNS; empty without it.
 	// CacheErr is why that is not known.
 	Cache    string
@@ -39,9 +38,9 @@ type DNS struct {
 // judgeDNS judges whether names of remote services resolve to mirrors. Clients can use the names of the mirrors
 // themselves, so that no finding here prevents the connection of clusters.
 func judgeDNS(d DNS) []show.Finding {
-	if d.Unreachable != "" {
-		return []show.Finding{show.Found(finding.CoreDNSNotRead, "", d.Where, "",
-			"no cluster is reachable from here: %s", d.Unreachable)}
+	if errors.Is(d.Err, rest.ErrNotInCluster) {
+		return []show.Finding{show.Found(finding.CoreDNSNotRead, "", d.Where, "", "no cluster is reachable from here: "+
+			"semaphorectl does not run in a pod, and neither --context nor --kubeconfig is given")}
 	}
 	if d.Err != nil {
 		return []show.Finding{show.Found(finding.CoreDNSUnreadable, "here", d.Where, "name the ConfigMap with --coredns "+
@@ -80,7 +79,7 @@ func judgeDNS(d DNS) []show.Finding {
 			"semaphorectl install --dns, which has the broker restore them, too; or link --dns", "semaphorectl put server "+
 				"blocks there, and all of them are gone: no name of a remote Service resolves")}
 	}
-	if d.MarkErr != nil && !errors.Is(d.MarkErr, d.Err) {
+	if d.MarkErr != nil {
 		all = append(all, show.Found(finding.CoreDNSNotRead, "", d.Where, "", "whether semaphorectl put blocks there: %v",
 			d.MarkErr))
 	}

@@ -37,9 +37,8 @@ type Own struct {
 type Bundle struct {
 	Cluster, File string
 	Roots         []*x509.Certificate
-	// Missing is set if the file does not exist; Err is any other fault.
-	Missing bool
-	Err     error
+	// Err is why there are none; fs.ErrNotExist if the file does not exist.
+	Err error
 }
 
 type Dialled struct {
@@ -76,6 +75,11 @@ type Facts struct {
 	Configs []Config
 	// RemotesErr is why RemoteClusters are not checked; nil if they are, or if the part has none.
 	RemotesErr error
+}
+
+// listener adds one to connect to.
+func (f *Facts) listener(address string, expect spiffeid.ID) {
+	f.Dialled = append(f.Dialled, Dialled{Address: address, Expect: expect})
 }
 
 // Fingerprint is the beginning of the SHA-256 of a certificate, enough to tell two apart.

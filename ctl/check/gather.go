@@ -9,10 +9,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
@@ -66,15 +71,9 @@ func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 }
 
 func ReadBundle(cluster, file string) Bundle {
-	b := Bundle{Cluster: cluster, File: file}
 	text, err := volume.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		b.Missing = true
-		return b
-	}
 	if err != nil {
-		b.Err = err
-		return b
+		return Bundle{Cluster: cluster, File: file, Err: err}
 	}
 	return ParseBundle(cluster, file, text)
 }
@@ -86,15 +85,54 @@ func ParseBundle(cluster, from string, text []byte) Bundle {
 	return b
 }
 
-// AskWorkloadAPI gets a part's certificate and the roots of clusters from a Workload API.
-func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clusters []string) (own Own,
-	certificate *tls.Certificate, roots []Bundle) {
-	own = Own{CertFile: address, KeyFile: address, Want: want,
+// ofAgent adds an agent's broker and its roots.
+func (f *Facts) ofAgent(ctx context.Context, c *config.Agent) {
+	if c.Broker.WorkloadAPI == "" {
+		f.Roots = append(f.Roots, ReadBundle(c.Cluster, c.Broker.BundleFile))
+	} else {
+		f.askWorkloadAPI(ctx, c.Broker.WorkloadAPI, spiffeid.ID{}, []string{c.Cluster})
+	}
+	f.listener(c.Broker.Address, identity.Broker(c.Cluster))
+}
+
+// identity adds a part's own certificate and the roots of clusters from files or a Workload API, and returns the
+// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of others.
+func (f *Facts) identity(ctx context.Context, from config.TLS, own spiffeid.ID, clusters []string,
+	bundles map[string]string) *tls.Certificate {
+	clusters = slices.DeleteFunc(clusters, func(name string) bool {
+		text, ok := bundles[name]
+		if ok {
+			f.Roots = append(f.Roots, ParseBundle(name, "RemoteCluster "+name, []byte(text)))
+		}
+		return ok
+	})
+	if from.WorkloadAPI != "" {
+		return f.askWorkloadAPI(ctx, from.WorkloadAPI, own, clusters)
+	}
+	found, pair := ReadOwn(from.CertFile, from.KeyFile, own,
+		"semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
+	// A mounted Secret can be read by everything that runs in the pod, which is only the part.
+	found.KeyOpen = false
+	f.Own = append(f.Own, found)
+	for _, name := range clusters {
+		f.Roots = append(f.Roots, ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
+	}
+	return pair
+}
+
+// askWorkloadAPI adds a part's certificate and the roots of clusters from a Workload API, and returns the certificate;
+// nil for none.
+func (f *Facts) askWorkloadAPI(ctx context.Context, address string, want spiffeid.ID,
+	clusters []string) *tls.Certificate {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	own := Own{CertFile: address, KeyFile: address, Want: want,
 		Fix: "spire-server entry show; see docs/certificates.md for what an entry has to have"}
 	given, err := workloadapi.FetchX509Context(ctx, workloadapi.WithAddr(address))
 	if err != nil {
 		own.CertErr = fmt.Errorf("the Workload API gives no certificate: %w", err)
-		return own, nil, nil
+		f.Own = append(f.Own, own)
+		return nil
 	}
 	svid := given.DefaultSVID()
 	for _, s := range given.SVIDs {
@@ -103,7 +141,8 @@ func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clust
 		}
 	}
 	own.Certs = svid.Certificates
-	certificate = &tls.Certificate{PrivateKey: svid.PrivateKey, Leaf: svid.Certificates[0]}
+	f.Own = append(f.Own, own)
+	certificate := &tls.Certificate{PrivateKey: svid.PrivateKey, Leaf: svid.Certificates[0]}
 	for _, c := range svid.Certificates {
 		certificate.Certificate = append(certificate.Certificate, c.Raw)
 	}
@@ -115,9 +154,9 @@ func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clust
 		} else if bundle, ok := given.Bundles.Get(td); ok {
 			b.Roots = bundle.X509Authorities()
 		} else {
-			b.Missing = true
+			b.Err = fs.ErrNotExist
 		}
-		roots = append(roots, b)
+		f.Roots = append(f.Roots, b)
 	}
-	return own, certificate, roots
+	return certificate
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
@@ -27,23 +26,31 @@ type brokersCluster struct {
 // none is set if nothing says how to reach an apiserver.
 func (b *brokersCluster) none() bool { return errors.Is(b.err, rest.ErrNotInCluster) }
 
+// read reads something of the cluster within the time for one thing, and returns why that fails.
+func (b *brokersCluster) read(ctx context.Context, read func(context.Context) error) error {
+	if b.err != nil {
+		return b.err
+	}
+	ctx, cancel := context.WithTimeout(ctx, fleet.Within)
+	defer cancel()
+	return read(ctx)
+}
+
 // gatherCalico reads how the Calico of the cluster treats the pods of remotes; nil if there is nothing to check.
 func (b *brokersCluster) gatherCalico(ctx context.Context) *Calico {
 	if b.none() || !b.Features.Has(config.Encryption) {
 		return nil
 	}
-	out := &Calico{Err: b.err}
-	if out.Err == nil {
-		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
-		defer cancel()
-		if out.Pools, out.PoolResource, out.Err = b.IPPools(ctx); out.Err == nil {
-			out.IPAM, out.Err = b.IPAM(ctx)
+	out := &Calico{}
+	out.Err = b.read(ctx, func(ctx context.Context) (err error) {
+		if out.Pools, out.PoolResource, err = b.IPPools(ctx); err == nil {
+			out.IPAM, err = b.IPAM(ctx)
 		}
-	}
+		return err
+	})
 	if errors.Is(out.Err, kube.ErrNoCalico) {
 		return nil
 	}
-	out.Forbidden = apierrors.IsForbidden(out.Err)
 	for _, r := range b.Remotes {
 		out.Remotes = append(out.Remotes, preflight.Remote{Name: r.Name, Pods: r.PodPrefixes})
 	}
@@ -56,20 +63,18 @@ func (b *brokersCluster) gatherPolicies(ctx context.Context) *Policies {
 	if b.none() || !b.Features.Has(config.Policy) {
 		return nil
 	}
-	out := &Policies{Err: b.err}
-	if out.Err == nil {
-		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
-		defer cancel()
+	out := &Policies{}
+	out.Err = b.read(ctx, func(ctx context.Context) error {
 		c := &policy.Cluster{}
 		unread, sets, err := b.Policies(ctx, "", c)
-		if out.Err = errors.Join(append(slices.Concat(unread, sets), err)...); out.Err == nil {
+		if err = errors.Join(append(slices.Concat(unread, sets), err)...); err == nil {
 			out.Total, out.Open = len(c.GlobalPolicies)+len(c.Policies), policy.OpenToRemotes(c)
 		}
-	}
+		return err
+	})
 	if errors.Is(out.Err, kube.ErrNoCalico) {
 		return nil
 	}
-	out.Forbidden = apierrors.IsForbidden(out.Err)
 	return out
 }
 
@@ -90,18 +95,16 @@ func (b *brokersCluster) policyKeys(ctx context.Context) (all []policyKeys, err 
 		value, err := config.PolicyKeysIn(dir, more...)
 		return []policyKeys{{b.MirrorNamespace, "semaphore-subnets", value}}, err
 	}
-	if b.err != nil {
-		return nil, b.err
-	}
-	ctx, cancel := context.WithTimeout(ctx, fleet.Within)
-	defer cancel()
-	found, err := b.PolicyKeys(ctx, "")
-	for _, one := range found {
-		all = append(all, policyKeys{one.Namespace, one.Name, func(key string) (string, bool) {
-			text, ok := one.Data[key]
-			return text, ok
-		}})
-	}
+	err = b.read(ctx, func(ctx context.Context) error {
+		found, err := b.PolicyKeys(ctx, "")
+		for _, one := range found {
+			all = append(all, policyKeys{one.Namespace, one.Name, func(key string) (string, bool) {
+				text, ok := one.Data[key]
+				return text, ok
+			}})
+		}
+		return err
+	})
 	return all, err
 }
 

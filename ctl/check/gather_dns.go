@@ -21,7 +21,6 @@ import (
 // dnsFlags are the flags for CoreDNS's configuration.
 type dnsFlags struct {
 	configMap, clusterDomain string
-	access                   *fleet.Access
 }
 
 func (d *dnsFlags) flags(f *pflag.FlagSet) {
@@ -60,21 +59,13 @@ func (d *dnsFlags) gather(ctx context.Context, b *brokersCluster, file string) *
 	if d.clusterDomain != dns.DefaultClusterDomain {
 		out.Print += " --cluster-domain " + d.clusterDomain
 	}
-	switch {
-	case b.none():
-		out.Unreachable = "semaphorectl does not run in a pod, and neither --context nor --kubeconfig is given"
-	case b.err != nil:
-		out.Err, out.MarkErr = b.err, b.err
-	default:
-		ctx, cancel := context.WithTimeout(ctx, fleet.Within)
-		defer cancel()
-		out.Corefile, out.Err = b.Corefile(ctx, d.configMap)
-		var mark map[string]string
+	out.Err = b.read(ctx, func(ctx context.Context) (err error) {
+		out.Corefile, err = b.Corefile(ctx, d.configMap)
+		var mark, cache map[string]string
 		mark, out.MarkErr = b.ConfigMap(ctx, b.MirrorNamespace, naming.ConfigMapDNS)
-		out.Wired = mark != nil
-		var cache map[string]string
 		cache, out.CacheErr = b.ConfigMap(ctx, fleet.System, fleet.NodeLocal)
-		out.Cache = strings.Join(slices.Sorted(maps.Values(cache)), "\n")
-	}
+		out.Wired, out.Cache = mark != nil, strings.Join(slices.Sorted(maps.Values(cache)), "\n")
+		return err
+	})
 	return out
 }

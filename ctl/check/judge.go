@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -122,7 +123,7 @@ func judgeBundle(b Bundle, now time.Time) []show.Finding {
 		return []show.Finding{show.Found(code, "here", b.File, fetch, format, args...)}
 	}
 	switch {
-	case b.Missing:
+	case errors.Is(b.Err, fs.ErrNotExist):
 		return bad(finding.BundleMissing, "there are no root certificates of %s, so that no part of it is trusted",
 			b.Cluster)
 	case b.Err != nil:

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -141,7 +142,7 @@ func TestJudgeBundle(t *testing.T) {
 	}{
 		"good":                 {Bundle{Roots: roots[:1]}, now, "RootValid"},
 		"two roots":            {Bundle{Roots: roots}, now, "RootValid RootValid"},
-		"missing":              {Bundle{Missing: true}, now, "ERROR:BundleMissing"},
+		"missing":              {Bundle{Err: fs.ErrNotExist}, now, "ERROR:BundleMissing"},
 		"unreadable":           {Bundle{Err: os.ErrPermission}, now, "ERROR:BundleUnreadable"},
 		"empty":                {Bundle{}, now, "ERROR:BundleUnreadable"},
 		"another cluster's":    {Bundle{Roots: bundleOf(t, c2).Roots}, now, "ERROR:BundleOfAnotherCluster"},

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -180,8 +179,13 @@ func (p *Plan) counts() {
 
 func (p *Plan) limits() {
 	m, remotes := p.Mesh, p.Mesh.remotes()
+	never := 0 // how many that are impossible are before the others
 	add := func(impossible bool, limit, what string, args ...any) {
-		p.Raise = append(p.Raise, Raise{limit, fmt.Sprintf(what, args...), impossible})
+		at := len(p.Raise)
+		if impossible {
+			at, never = never, never+1
+		}
+		p.Raise = slices.Insert(p.Raise, at, Raise{limit, fmt.Sprintf(what, args...), impossible})
 	}
 	if p.Size == string(config.Large) {
 		add(false, "spec.size", "large, in each RemoteCluster; the default is medium")
@@ -223,13 +227,4 @@ func (p *Plan) limits() {
 			add(bits < 12, "service range", "a /%d at least: %d cluster IPs beside the own Services", max(bits, 0), addresses)
 		}
 	}
-	slices.SortStableFunc(p.Raise, func(a, b Raise) int { return cmp.Compare(rank(a), rank(b)) })
-}
-
-// rank orders impossible changes first.
-func rank(r Raise) int {
-	if r.Impossible {
-		return 0
-	}
-	return 1
 }

@@ -1,15 +1,16 @@
 package check
 
 import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Policies describes how Calico's policies select sets of remotes.
 type Policies struct {
-	// Err is why it is unknown; Forbidden is set if rights are missing.
-	Err       error
-	Forbidden bool
+	// Err is why it is unknown.
+	Err error
 	// Total is the number of policies, Open are the rules that admit a set of any remote, a sentence each.
 	Total int
 	Open  []string
@@ -19,7 +20,7 @@ type Policies struct {
 func judgePolicies(p Policies) []show.Finding {
 	const subject = "Calico's policies"
 	switch {
-	case p.Forbidden:
+	case apierrors.IsForbidden(p.Err):
 		return []show.Finding{show.Found(finding.PoliciesNotRead, "", subject, "",
 			"%v; --kubeconfig of a user who may read them has them judged", p.Err)}
 	case p.Err != nil:

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -221,10 +222,10 @@ func TestReadOwn(t *testing.T) {
 	if o := look(); o.CertErr == nil {
 		t.Error("a missing certificate is not reported")
 	}
-	if b := ReadBundle("c1", cert+".no"); !b.Missing || b.Err != nil {
+	if b := ReadBundle("c1", cert+".no"); !errors.Is(b.Err, fs.ErrNotExist) {
 		t.Errorf("%+v", b)
 	}
-	if b := ReadBundle("c1", cert); b.Missing || b.Err == nil {
+	if b := ReadBundle("c1", cert); errors.Is(b.Err, fs.ErrNotExist) || b.Err == nil {
 		t.Errorf("%+v", b)
 	}
 	if synced, known := Clock(); synced && !known {

@@ -112,7 +112,7 @@ func (f *corednsFlags) printOfCluster(cmd *cobra.Command, access *fleet.Access) 
 	if image := cmp.Or(f.image, imageOfCoreDNS(cmd.Context(), cluster)); image != "" {
 		args = append(args, "--coredns-image", image)
 	}
-	out, _, err := cluster.Run(cmd.Context(), fleet.Broker, args...)
+	out, err := cluster.RunIn(cmd.Context(), fleet.Broker, args...)
 	if err != nil {
 		return err
 	}

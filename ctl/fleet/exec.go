@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -82,27 +83,32 @@ func (c *Cluster) Exec(ctx context.Context, pod *Pod, s Streams, command ...stri
 		remotecommand.StreamOptions{Stdin: s.In, Stdout: s.Out, Stderr: s.Err})
 }
 
-// Run runs semaphorectl in the pod of a part, and returns its standard output and its exit code. The error is why it
-// did not run, or its own message if it ended with 1.
-func (c *Cluster) Run(ctx context.Context, part string, args ...string) (stdout []byte, code int, err error) {
+// RunIn runs semaphorectl in the pod of a part, as Run does.
+func (c *Cluster) RunIn(ctx context.Context, part string, args ...string) ([]byte, error) {
 	pods, err := c.Pods(ctx, part, "")
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
+	return c.Run(ctx, pods[0], args...)
+}
+
+// Run runs semaphorectl in a pod, and returns its standard output. The error is why it did not run, or its own message
+// if it could not do its work.
+func (c *Cluster) Run(ctx context.Context, pod *Pod, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	said := &Tail{}
-	err = c.Exec(ctx, pods[0], Streams{Out: &out, Err: said}, append([]string{stdioCommand[0]}, args...)...)
+	err := c.Exec(ctx, pod, Streams{Out: &out, Err: said}, append([]string{stdioCommand[0]}, args...)...)
 	var exit interface{ ExitStatus() int }
 	if errors.As(err, &exit) {
-		if code = exit.ExitStatus(); code != 1 {
-			return out.Bytes(), code, nil
+		if did := []int{show.ExitWrong, show.ExitUnknown}; slices.Contains(did, exit.ExitStatus()) {
+			return out.Bytes(), nil
 		}
-		err = errors.New(said.String())
+		err = cmp.Or(said.Err(), err)
 	}
 	if err != nil {
-		return nil, code, fmt.Errorf("%s: exec in pod %s/%s: %w", c.Context, pods[0].Namespace, pods[0].Name, err)
+		return nil, fmt.Errorf("%s: exec in pod %s/%s: %w", c.Context, pod.Namespace, pod.Name, err)
 	}
-	return out.Bytes(), 0, nil
+	return out.Bytes(), nil
 }
 
 // dial connects to the socket of the part in a pod, through a command in its container and that command's standard

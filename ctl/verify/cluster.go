@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -174,14 +173,13 @@ func (c *verified) probe(ctx context.Context, namespace, pod string, within time
 	args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, within+15*time.Second)
 	defer cancel()
-	var out, said bytes.Buffer
-	err := c.Exec(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
-		fleet.Streams{Out: &out, Err: &said}, append([]string{"semaphorectl", "probe"}, args...)...)
-	if err == nil {
-		err = json.Unmarshal(out.Bytes(), result)
-	}
+	out, err := c.Run(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
+		append([]string{"probe"}, args...)...)
 	if err != nil {
-		return fmt.Errorf("%s: exec in pod %s/%s: %w %s", c.Context, namespace, pod, err, strings.TrimSpace(said.String()))
+		return err
+	}
+	if err := json.Unmarshal(out, result); err != nil {
+		return fmt.Errorf("%s: probe in pod %s/%s: %w", c.Context, namespace, pod, err)
 	}
 	return nil
 }
@@ -201,39 +199,32 @@ func (c *verified) device(ctx context.Context, node, of string) (*semaphorev1.De
 }
 
 // mirrors returns the broker's Services for a namespace of other clusters.
-func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, error) {
+func (c *verified) mirrors(ctx context.Context, of string) ([]corev1.Service, error) {
 	where := cmp.Or(c.brokerConfig.MirrorNamespace, fleet.DefaultNamespace)
 	all, err := c.Objects.Services(ctx, where, naming.LabelManagedBy+"="+naming.ManagedByBroker)
 	if err != nil {
 		return nil, err
 	}
-	var out []*corev1.Service
-	for i := range all {
-		if s := &all[i]; s.Annotations[naming.AnnotationSourceNamespace] == of ||
-			strings.HasPrefix(s.Name, naming.Global(of, "")) {
-			out = append(out, s)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(all, func(s corev1.Service) bool {
+		return s.Annotations[naming.AnnotationSourceNamespace] != of && !strings.HasPrefix(s.Name, naming.Global(of, ""))
+	}), nil
 }
 
 // awaitMirror waits for a Service of the broker, within a time that starts at began. It reads at least once.
 func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, began time.Time, within time.Duration,
-	is func(*corev1.Service) bool) (Service, error) {
+	is func(corev1.Service) bool) (Service, error) {
 	for {
 		all, err := c.mirrors(ctx, namespace)
-		if err != nil {
-			return Service{}, err
+		s := Service{Sought: sought, Waited: time.Since(began).Seconds()}
+		i := slices.IndexFunc(all, is)
+		if i >= 0 {
+			s.Namespace, s.Name = all[i].Namespace, all[i].Name
 		}
-		if i := slices.IndexFunc(all, is); i >= 0 {
-			return Service{Namespace: all[i].Namespace, Name: all[i].Name, Sought: sought,
-				Waited: time.Since(began).Seconds()}, nil
-		}
-		if time.Since(began) > within {
-			return Service{Sought: sought, Waited: time.Since(began).Seconds()}, nil
+		if err != nil || i >= 0 || time.Since(began) > within {
+			return s, err
 		}
 		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
-			return Service{}, err
+			return s, err
 		}
 	}
 }

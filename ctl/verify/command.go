@@ -30,8 +30,7 @@ type Traffic struct {
 // Run sends traffic between the clusters of the flags, prints the results, and fails, with the exit code's error, if a
 // check fails or cannot be made.
 func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
-	v := verifier{access: access, image: t.Image, bench: t.Bench, timeout: t.Timeout,
-		progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}
+	v := verifier{Traffic: t, access: access, progress: &progress{w: cmd.ErrOrStderr(), began: time.Now()}}
 	if t.Clean {
 		return v.clean(cmd.Context(), cmd.OutOrStdout())
 	}

@@ -188,12 +188,12 @@ func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 		must(t, err)
 		w := &way{&verified{name: "c1", noCorefile: errors.New("it is not asked for"), Applier: apply.New(c, io.Discard)},
 			&verified{name: "c2"}, map[Name]Check{PodIP: {Result: Passed}}}
-		v := &verifier{timeout: 20 * time.Second, namespace: "sem-verify-test",
+		v := &verifier{Traffic: Traffic{Timeout: 20 * time.Second}, namespace: "sem-verify-test",
 			progress: &progress{w: io.Discard, began: time.Now()}}
 		began := time.Now()
 		must(t, v.checkServices(t.Context(), w, Pod{}))
-		if took := time.Since(began); took < v.timeout || took > v.timeout+time.Second {
-			t.Errorf("it waited %s, not %s", took, v.timeout)
+		if took := time.Since(began); took < v.Timeout || took > v.Timeout+time.Second {
+			t.Errorf("it waited %s, not %s", took, v.Timeout)
 		}
 		for _, name := range []Name{Mirror, Global} {
 			if c := w.checks[name]; c.Code != finding.MirrorMissing || !strings.Contains(c.Detail, "20") {

@@ -104,12 +104,21 @@ func (p Path) open(ctx context.Context, while time.Duration) (c *net.TCPConn, en
 // Bandwidth sends through a number of streams for a while, and returns the bytes per second that arrived. rate limits
 // each stream in bytes per second; 0 is no limit. It fails if a stream cannot be opened or ends early.
 func (p Path) Bandwidth(ctx context.Context, streams int, while time.Duration, rate float64) (float64, error) {
+	return perSecond(ctx, streams, func(ctx context.Context, began time.Time) (uint64, error) {
+		return p.stream(ctx, began, while, rate)
+	})
+}
+
+// perSecond does something several times at once, and returns what all of it counted per second. It fails with the
+// first, and ends the others.
+func perSecond(ctx context.Context, times int, do func(ctx context.Context, began time.Time) (uint64, error)) (float64,
+	error) {
 	began := time.Now()
-	all := make([]uint64, streams)
+	all := make([]uint64, times)
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range all {
 		g.Go(func() (err error) {
-			all[i], err = p.stream(ctx, began, while, rate)
+			all[i], err = do(ctx, began)
 			return err
 		})
 	}
@@ -186,28 +195,15 @@ func exchange(c net.Conn, out []byte) error {
 // Requests has a number of clients send requests for a while, each on a new connection, and returns those per second
 // that were answered. It fails at the first without an answer.
 func (p Path) Requests(ctx context.Context, clients int, while time.Duration) (float64, error) {
-	began := time.Now()
-	all := make([]int, clients)
-	g, ctx := errgroup.WithContext(ctx)
-	for i := range all {
-		g.Go(func() error {
-			for all[i] == 0 || time.Since(began) < while {
-				if err := p.request(ctx, while); err != nil {
-					return err
-				}
-				all[i]++
+	return perSecond(ctx, clients, func(ctx context.Context, began time.Time) (answered uint64, err error) {
+		for answered == 0 || time.Since(began) < while {
+			if err := p.request(ctx, while); err != nil {
+				return answered, err
 			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return 0, err
-	}
-	sum := 0
-	for _, n := range all {
-		sum += n
-	}
-	return float64(sum) / time.Since(began).Seconds(), nil
+			answered++
+		}
+		return answered, nil
+	})
 }
 
 func (p Path) request(ctx context.Context, while time.Duration) error {

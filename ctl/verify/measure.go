@@ -80,13 +80,10 @@ func Measure(ctx context.Context, path Path, m Measurement) Measured {
 }
 
 // measurements are those of --bench, in the order in which each pair of clusters makes them.
-func measurements() (all []Measurement) {
-	for _, m := range []Measurement{{Name: Bandwidth, Streams: 1}, {Name: Bandwidth, Streams: 16}, {Name: Latency},
-		{Name: Latency, Streams: 1}, {Name: Requests, Streams: 16}} {
-		m.While = measureFor
-		all = append(all, m)
-	}
-	return all
+var measurements = []Measurement{
+	{Name: Bandwidth, Streams: 1, While: measureFor}, {Name: Bandwidth, Streams: 16, While: measureFor},
+	{Name: Latency, While: measureFor}, {Name: Latency, Streams: 1, While: measureFor},
+	{Name: Requests, Streams: 16, While: measureFor},
 }
 
 // measureFor is how long each measurement takes.
@@ -113,7 +110,7 @@ func (v *verifier) measure(ctx context.Context, ways []*way) (out []Check, err e
 	slices.Sort(nodes)
 	v.progress.say("measuring for %s: all that %s and the links between them carry; "+
 		"other traffic there is slower meanwhile",
-		time.Duration(len(paths)*len(measurements()))*measureFor, strings.Join(slices.Compact(nodes), ", "))
+		time.Duration(len(paths)*len(measurements))*measureFor, strings.Join(slices.Compact(nodes), ", "))
 	for _, w := range paths {
 		checks, err := v.measurePath(ctx, w)
 		if err != nil {
@@ -129,7 +126,7 @@ func (v *verifier) measurePath(ctx context.Context, w *way) (out []Check, err er
 	ip, _ := sharedIP(client, server)
 	made := map[Name][]Measured{}
 	took := map[Name]float64{}
-	for _, m := range measurements() {
+	for _, m := range measurements {
 		one, err := w.from.measure(ctx, v.namespace, netip.AddrPortFrom(ip, LoadPort), m)
 		if err != nil {
 			return nil, fmt.Errorf("%w; semaphorectl and the image of the pods must be of the same version (--image)", err)

@@ -47,7 +47,7 @@ func TestMeasure(t *testing.T) {
 	}
 	stop()
 	must(t, <-served)
-	if m := Measure(t.Context(), path, measurements()[0]); !strings.Contains(m.Error, "refused") || m.BytesPerSecond > 0 {
+	if m := Measure(t.Context(), path, measurements[0]); !strings.Contains(m.Error, "refused") || m.BytesPerSecond > 0 {
 		t.Errorf("without a server: %+v", m)
 	}
 }

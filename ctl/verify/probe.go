@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 const Port = 8080
@@ -34,15 +36,10 @@ func Serve(ctx context.Context, listener net.Listener, pod, node string) error {
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, r, pod, node) }),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	select {
-	case err := <-ended:
+	defer context.AfterFunc(ctx, func() { server.Close() })() // who asks now asks again
+	if err := server.Serve(listener); ctx.Err() == nil {
 		return err
-	case <-ctx.Done():
 	}
-	_ = server.Close() // who asks now asks again
-	<-ended
 	return nil
 }
 
@@ -74,10 +71,8 @@ func Ask(ctx context.Context, q Question) Outcome {
 		if o.Answered != q.Refused || time.Since(began) >= q.Within {
 			return o
 		}
-		select {
-		case <-ctx.Done():
+		if kube.Sleep(ctx, pause) != nil {
 			return o
-		case <-time.After(pause):
 		}
 	}
 }
@@ -124,7 +119,10 @@ func ask(ctx context.Context, q Question) (o Outcome) {
 		return nil
 	}()
 	if err != nil {
-		o.Reason, o.Error = reasonOf(err), textOf(err)
+		o.Reason, o.Error = reasonOf(err), err.Error()
+		if errors.Is(err, context.DeadlineExceeded) { // its text has the method and the URL, which the report has, too
+			o.Error = "timeout"
+		}
 	}
 	o.Answered = err == nil
 	return o
@@ -144,12 +142,4 @@ func reasonOf(err error) Reason {
 		return Timeout
 	}
 	return Other
-}
-
-// textOf returns an error without the method and the URL, which the report has.
-func textOf(err error) string {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return "timeout"
-	}
-	return err.Error()
 }

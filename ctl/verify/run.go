@@ -40,10 +40,8 @@ const (
 )
 
 type verifier struct {
+	Traffic
 	access    *fleet.Access
-	image     string
-	bench     bool
-	timeout   time.Duration
 	progress  *progress
 	namespace string
 	clusters  []*verified
@@ -80,7 +78,7 @@ func (v *verifier) run(ctx context.Context) (*Report, error) {
 	}
 	var clusters []Cluster
 	for _, c := range v.clusters {
-		one := Cluster{Context: c.Context, Name: c.name, Image: cmp.Or(v.image, c.image)}
+		one := Cluster{Context: c.Context, Name: c.name, Image: cmp.Or(v.Image, c.image)}
 		for _, name := range []string{verifyClient, verifyStranger, verifyServer} {
 			one.Pods = append(one.Pods, c.pods[name])
 		}
@@ -124,10 +122,10 @@ func (v *verifier) made(ctx context.Context) (checks, removed []Check, err error
 	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range v.clusters {
 		g.Go(func() error {
-			if err := c.create(gctx, v.namespace, v.image); err != nil {
+			if err := c.create(gctx, v.namespace, v.Image); err != nil {
 				return err
 			}
-			return c.awaitPods(gctx, v.namespace, v.timeout)
+			return c.awaitPods(gctx, v.namespace, v.Timeout)
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -171,7 +169,7 @@ func (v *verifier) checkAll(ctx context.Context) ([]Check, error) {
 		}
 	}
 	var out, measured []Check
-	if v.bench {
+	if v.Bench {
 		var err error
 		if measured, err = v.measure(ctx, ways); err != nil {
 			return nil, err
@@ -260,7 +258,7 @@ func sharedIP(client, server Pod) (netip.Addr, bool) {
 
 // ask makes a pod ask, with the command's limits if the question has none.
 func (v *verifier) ask(ctx context.Context, c *verified, pod string, q Question) (Outcome, error) {
-	q.Attempt, q.Within = cmp.Or(q.Attempt, attempt), cmp.Or(q.Within, v.timeout)
+	q.Attempt, q.Within = cmp.Or(q.Attempt, attempt), cmp.Or(q.Within, v.Timeout)
 	return c.ask(ctx, v.namespace, pod, q)
 }
 
@@ -337,43 +335,30 @@ func (v *verifier) checkServices(ctx context.Context, w *way, server Pod) error 
 		w.skip("needs pod-ip, which failed", all...)
 		return nil
 	}
-	byName := func(c Check, s Service) (Check, error) {
-		var o Outcome
-		if s.Name != "" {
-			var err error
-			o, err = v.ask(ctx, w.from, verifyClient, Question{URL: url(s.Name + "." + s.Namespace + ".svc")})
-			if err != nil {
-				return c, err
-			}
-		}
-		return JudgeMirror(c, s, server, o), nil
-	}
 	// The broker makes the mirror and the global Service at the same time, so one wait is for both.
 	began := time.Now()
-	if err := v.check(w, Mirror, func(c Check) (Check, error) {
-		s, err := w.from.awaitMirror(ctx, v.namespace, v.namespace+"/"+verifyService, began, v.timeout,
-			func(s *corev1.Service) bool {
-				return s.Labels[naming.LabelSourceCluster] == w.to.name &&
-					s.Annotations[naming.AnnotationSourceName] == verifyService
-			})
-		if err != nil {
-			return c, err
-		}
-		return byName(c, s)
+	byName := func(name Name, sought string, is func(corev1.Service) bool) error {
+		return v.check(w, name, func(c Check) (Check, error) {
+			s, err := w.from.awaitMirror(ctx, v.namespace, sought, began, v.Timeout, is)
+			if err != nil || s.Name == "" {
+				return JudgeMirror(c, s, server, Outcome{}), err
+			}
+			o, err := v.ask(ctx, w.from, verifyClient, Question{URL: url(s.Name + "." + s.Namespace + ".svc")})
+			return JudgeMirror(c, s, server, o), err
+		})
+	}
+	if err := byName(Mirror, v.namespace+"/"+verifyService, func(s corev1.Service) bool {
+		return s.Labels[naming.LabelSourceCluster] == w.to.name &&
+			s.Annotations[naming.AnnotationSourceName] == verifyService
 	}); err != nil {
 		return err
 	}
 	if err := v.checkDNS(ctx, w, server); err != nil {
 		return err
 	}
-	return v.check(w, Global, func(c Check) (Check, error) {
-		name := verifyGlobalService(w.to.number)
-		s, err := w.from.awaitMirror(ctx, v.namespace, "the global service "+v.namespace+"/"+name, began, v.timeout,
-			func(s *corev1.Service) bool { return s.Name == naming.Global(v.namespace, name) })
-		if err != nil {
-			return c, err
-		}
-		return byName(c, s)
+	name := verifyGlobalService(w.to.number)
+	return byName(Global, "the global service "+v.namespace+"/"+name, func(s corev1.Service) bool {
+		return s.Name == naming.Global(v.namespace, name)
 	})
 }
 
@@ -409,7 +394,6 @@ func serves(corefile string, want coredns.Block) bool {
 // checkPolicies creates a policy in each cluster that admits only sets of the others.
 func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
 	var checked []*way
-	made := map[*verified]bool{}
 	for _, w := range ways {
 		if _, decided := w.checks[Policy]; decided {
 			continue
@@ -439,19 +423,18 @@ func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
 		}
 		checked = append(checked, w)
 	}
-	for _, w := range checked {
-		if made[w.to] {
+	for _, to := range v.clusters {
+		if !slices.ContainsFunc(checked, func(w *way) bool { return w.to == to }) {
 			continue
 		}
-		made[w.to] = true
 		var others []string
 		for _, c := range v.clusters {
-			if c != w.to {
+			if c != to {
 				others = append(others, c.name)
 			}
 		}
-		policy := verifyPolicyObject(w.to.calico, v.namespace, w.to.brokerConfig.Domains(), others)
-		if err := w.to.createOne(ctx, policy); err != nil {
+		policy := verifyPolicyObject(to.calico, v.namespace, to.brokerConfig.Domains(), others)
+		if err := to.createOne(ctx, policy); err != nil {
 			return err
 		}
 	}

@@ -203,32 +203,27 @@ func JudgeEncryption(c Check, bytes int, ip netip.Addr, sender, receiver Device)
 		other string
 		sends bool
 	}{{sender, c.To, true}, {receiver, c.From, false}} {
-		where := side.Cluster + "/" + side.Node
-		if side.Err != "" {
+		where, fix := side.Cluster+"/"+side.Node, "semaphorectl status --agent "+side.Node+" in "+side.Cluster
+		d := side.After
+		sent := grown(side.Before.GetSentBytes(), d.GetSentBytes())
+		received := grown(side.Before.GetReceivedBytes(), d.GetReceivedBytes())
+		switch {
+		case side.Err != "":
 			return c.failed(finding.NotEncrypted, "semaphorectl status of "+side.Cluster,
 				"packets passed, and nothing shows that they were encrypted: the agent of %s cannot be asked: %s", where,
 				side.Err)
-		}
-		d := side.After
-		if d == nil {
-			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
-				"%s has no device for %s, and packets passed", where, side.other)
-		}
-		sent := grown(side.Before.GetSentBytes(), d.GetSentBytes())
-		received := grown(side.Before.GetReceivedBytes(), d.GetReceivedBytes())
-		if side.sends && !routed(d.GetRoutes(), ip) {
-			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
-				"%s: no route into %s leads to %s, of %s", where, d.GetInterface(), ip, strings.Join(d.GetRoutes(), " "))
-		}
-		if sent < uint64(bytes) || received < uint64(bytes) {
-			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster+
-				": the routes; a permissive remote sends in the clear until both ends are ready",
+		case d == nil:
+			return c.failed(finding.NotEncrypted, fix, "%s has no device for %s, and packets passed", where, side.other)
+		case side.sends && !routed(d.GetRoutes(), ip):
+			return c.failed(finding.NotEncrypted, fix, "%s: no route into %s leads to %s, of %s", where, d.GetInterface(), ip,
+				strings.Join(d.GetRoutes(), " "))
+		case sent < uint64(bytes) || received < uint64(bytes):
+			return c.failed(finding.NotEncrypted,
+				fix+": the routes; a permissive remote sends in the clear until both ends are ready",
 				"%s: %d bytes went each way, and %s sent only %d and received %d", where, bytes, d.GetInterface(), sent,
 				received)
-		}
-		if d.GetLastHandshake() == nil {
-			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
-				"%s: %s has no handshake", where, d.GetInterface())
+		case d.GetLastHandshake() == nil:
+			return c.failed(finding.NotEncrypted, fix, "%s: %s has no handshake", where, d.GetInterface())
 		}
 		seen = append(seen, fmt.Sprintf("%s of %s sent %d and received %d bytes", d.GetInterface(), where, sent, received))
 	}
