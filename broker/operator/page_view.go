@@ -135,7 +135,7 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *mesh.
 	v := &View{At: now.UTC(), Standby: status.GetStandby(), Leader: finding.Clean(status.GetLeader()), Mesh: m,
 		More: map[string]int{}, LinkStates: []string{}}
 	p := mesh.PictureOf(m)
-	p.Links, p.MoreLinks, p.Findings, p.MoreFindings, p.Traffic, p.MoreTraffic = nil, 0, nil, 0, nil, 0
+	p.Links, p.Findings, p.Traffic = mesh.Section{}, mesh.Section{}, mesh.Section{}
 
 	stateOf := mesh.StateOf(m)
 	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })

@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"unicode/utf8"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
@@ -74,13 +75,10 @@ func Table(out *strings.Builder, rows [][]string, most int) {
 	out.WriteString(Tabbed(func(t io.Writer) {
 		for _, row := range rows {
 			for i, cell := range row {
-				if runes := []rune(cell); len(runes) > widths[i] {
-					cell = string(runes[:widths[i]-1]) + "…"
-				}
 				if i > 0 {
 					fmt.Fprint(t, "\t")
 				}
-				fmt.Fprint(t, cell)
+				fmt.Fprint(t, finding.Cut(cell, widths[i]))
 			}
 			fmt.Fprintln(t)
 		}

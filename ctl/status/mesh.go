@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
@@ -69,7 +67,7 @@ func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, tim
 		facts.Notes = append(facts.Notes, err.Error())
 	}
 	for _, r := range remotes {
-		one := mesh.Remote{Name: r.Name, Connected: meta.IsStatusConditionTrue(r.Status.Conditions, "Connected")}
+		one := mesh.Remote{Name: r.Name}
 		if r.Status.LastHeard != nil {
 			one.LastHeard = r.Status.LastHeard.UTC()
 		}

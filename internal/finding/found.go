@@ -131,12 +131,23 @@ func CleanTo(text string, most int) string {
 	return strings.TrimSpace(out.String())
 }
 
+// Cut shortens a text to most characters, with the mark of a cut.
+func Cut(text string, most int) string {
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most-1]) + cutMark
+	}
+	return text
+}
+
 // Texts returns the Lines of findings in their order, as many as fit into a status.
 func Texts(all []Finding) (lines []string) {
 	size, left := 0, 0
 	for _, f := range all {
 		for _, line := range f.Lines {
-			line = cut(strings.ToValidUTF8(line, "�"))
+			line = strings.ToValidUTF8(line, "�")
+			if len(line) > maxLine {
+				line = strings.ToValidUTF8(line[:maxLine], "") + cutMark // without a part of a character
+			}
 			if size += len(line); size > maxLines {
 				left++
 				continue
@@ -148,18 +159,6 @@ func Texts(all []Finding) (lines []string) {
 		lines = append(lines, fmt.Sprintf("%d more lines: too many for one status", left))
 	}
 	return lines
-}
-
-// cut shortens a line to the maximal length of a status.
-func cut(line string) string {
-	if len(line) <= maxLine {
-		return line
-	}
-	end := maxLine
-	for end > 0 && !utf8.RuneStart(line[end]) { // not within a character
-		end--
-	}
-	return line[:end] + "…"
 }
 
 // Merge makes one finding of those of one code and cluster, in the order errors, code, cluster, without their Lines. If

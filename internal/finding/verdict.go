@@ -299,23 +299,18 @@ const maxTexts = 5
 func Text(f *semaphorev1.Finding) string {
 	// has the number in its line
 	counts := f.GetCode() == string(Retained) || f.GetCode() == string(Refused)
-	if n := len(f.GetFirst()); (f.GetCount() <= 1 && n > 0 || n == 1 && counts) && len(f.GetFirst()[0]) <= 120 {
+	const most = 120
+	if n := len(f.GetFirst()); (f.GetCount() <= 1 && n > 0 || n == 1 && counts) && len(f.GetFirst()[0]) <= most {
 		return f.GetFirst()[0]
 	}
-	cut := func(text string) string {
-		if runes := []rune(text); len(runes) > 120 {
-			return string(runes[:119]) + "…"
-		}
-		return text
-	}
-	text := cut(f.GetMeaning())
+	text := Cut(f.GetMeaning(), most)
 	if f.GetCluster() != "" {
-		text += " (" + cut(f.GetCluster()) + ")"
+		text += " (" + Cut(f.GetCluster(), most) + ")"
 	}
 	if f.GetCount() > 1 {
 		text += fmt.Sprintf(": %d", f.GetCount())
 		if n := len(f.GetFirst()); n > 0 {
-			text += " such as " + cut(f.GetFirst()[0])
+			text += " such as " + Cut(f.GetFirst()[0], most)
 		}
 	}
 	return text

@@ -31,7 +31,6 @@ type Facts struct {
 
 type Remote struct {
 	Name      string
-	Connected bool
 	LastHeard time.Time
 }
 

@@ -52,15 +52,17 @@ type Picture struct {
 	Well    bool
 	Boxes   []Box
 	Edges   []Edge
-	// Links are a line for each direction, the worst first, and MoreLinks is how many have none.
-	Links     []Line
-	MoreLinks int
-	// Traffic is a line for each of the busiest Services, and MoreTraffic is how many have none.
-	Traffic     []Line
-	MoreTraffic int
-	// Findings are a line each in the order of the verdict, and MoreFindings is how many have none.
-	Findings     []Line
-	MoreFindings int
+	// Links are those of each direction, the worst first; Traffic is that of the busiest Services; Findings are in the
+	// order of the verdict.
+	Links, Traffic, Findings Section
+}
+
+// Section is lines below the drawing.
+type Section struct {
+	Lines []Line
+	// More is how many have no line, and of what.
+	More int
+	of   string
 }
 
 type Box struct {
@@ -88,19 +90,19 @@ func PictureOf(m *Mesh) *Picture {
 	p.edges(m, levels, boxOf)
 	links := slices.Clone(m.Links)
 	slices.SortStableFunc(links, func(a, b Link) int { return cmp.Compare(levels.link(b), levels.link(a)) })
-	for _, l := range links[:min(len(links), maxLinks)] {
-		p.Links = append(p.Links, Line{text(linkText(l), maxLine), levels.link(l)})
-	}
-	p.MoreLinks = len(links) - len(p.Links)
-	for _, t := range m.Traffic[:min(len(m.Traffic), maxTraffic)] {
-		p.Traffic = append(p.Traffic, Line{text(trafficText(t), maxLine), Well})
-	}
-	p.MoreTraffic = len(m.Traffic) - len(p.Traffic) + m.MoreTraffic
-	for _, f := range m.Findings[:min(len(m.Findings), maxFindings)] {
-		p.Findings = append(p.Findings, Line{text(findingText(f), maxLine), levelOf(f)})
-	}
-	p.MoreFindings = len(m.Findings) - len(p.Findings)
+	p.Links = section("links", links, maxLinks, linkText, levels.link)
+	p.Traffic = section("services with traffic", m.Traffic, maxTraffic, trafficText, func(Traffic) State { return Well })
+	p.Traffic.More += m.MoreTraffic
+	p.Findings = section("findings", m.Findings, maxFindings, findingText, levelOf)
 	return p
+}
+
+func section[T any](of string, all []T, most int, says func(T) string, state func(T) State) Section {
+	s := Section{of: of, More: max(len(all)-most, 0)}
+	for _, one := range all[:len(all)-s.More] {
+		s.Lines = append(s.Lines, Line{text(says(one), maxLine), state(one)})
+	}
+	return s
 }
 
 // levels are the worst levels of findings: of each cluster, of each cluster about another, and of all about a cluster.
@@ -135,12 +137,8 @@ func StateOf(m *Mesh) func(Link) State { return levelsOf(m).link }
 // remotes names none of them; the counts do.
 func (l levels) link(is Link) State {
 	state := l.about[[2]string{is.At, is.From}]
-	if is.Silent > 0 {
-		if finding.SilentPairs.Level() == finding.Warning {
-			state = max(state, Warning)
-		} else {
-			state = Error
-		}
+	if is.Silent > 0 { // as finding.SilentPairs
+		state = Error
 	}
 	if is.State == "unknown" {
 		state = max(state, Unknown)
@@ -180,22 +178,20 @@ func (p *Picture) boxes(m *Mesh, levels levels) map[string]int {
 	}
 	boxOf := map[string]int{}
 	rest := Box{}
-	more := 0
+	var others []string
 	for _, c := range m.Clusters {
 		if !alone[c.Name] {
-			more++
+			others = append(others, c.Name)
 			rest.State = max(rest.State, levels.cluster(c))
 			continue
 		}
 		boxOf[c.Name] = len(p.Boxes)
 		p.Boxes = append(p.Boxes, Box{Name: text(c.Name, maxName), Lines: clusterLines(c), State: levels.cluster(c)})
 	}
-	if more > 0 {
-		rest.Name = fmt.Sprintf("%d more clusters", more)
-		for _, c := range m.Clusters {
-			if !alone[c.Name] {
-				boxOf[c.Name] = len(p.Boxes)
-			}
+	if len(others) > 0 {
+		rest.Name = fmt.Sprintf("%d more clusters", len(others))
+		for _, name := range others {
+			boxOf[name] = len(p.Boxes)
 		}
 		p.Boxes = append(p.Boxes, rest)
 	}
@@ -232,11 +228,10 @@ func clusterLines(c Cluster) []string {
 // edges adds an edge for each two boxes with a link in any direction.
 func (p *Picture) edges(m *Mesh, levels levels, boxOf map[string]int) {
 	type between struct {
-		links           []Link
-		state           State
-		talking, nodes  int
-		fresh, notFresh int
-		bytes           uint64
+		state          State
+		talking, nodes int
+		fresh, links   int
+		bytes          uint64
 	}
 	all := map[[2]int]*between{}
 	traffic := trafficOf(m)
@@ -247,25 +242,20 @@ func (p *Picture) edges(m *Mesh, levels levels, boxOf map[string]int) {
 			continue
 		}
 		key := [2]int{min(at, from), max(at, from)}
-		b := all[key]
-		if b == nil {
-			b = &between{}
-			all[key] = b
-		}
+		b := cmp.Or(all[key], &between{})
+		all[key] = b
 		b.state = max(b.state, levels.link(l))
 		b.talking, b.nodes = b.talking+l.Talking, b.nodes+l.Nodes
 		for _, way := range [][2]string{{l.At, l.From}, {l.From, l.At}} {
 			b.bytes += traffic[way]
 			delete(traffic, way) // the other cluster's link has the same ways
 		}
-		if b.links = append(b.links, l); l.State == "fresh" {
+		if b.links++; l.State == "fresh" {
 			b.fresh++
-		} else {
-			b.notFresh++
 		}
 	}
 	for key, b := range all {
-		e := Edge{A: key[0], B: key[1], State: b.state, Label: fmt.Sprintf("%d of %d fresh", b.fresh, b.fresh+b.notFresh)}
+		e := Edge{A: key[0], B: key[1], State: b.state, Label: fmt.Sprintf("%d of %d fresh", b.fresh, b.links)}
 		if b.nodes > 0 {
 			e.Label += fmt.Sprintf(", tunnels %d/%d", b.talking, b.nodes)
 		}
@@ -376,13 +366,4 @@ func findingText(f Finding) string {
 }
 
 // text is printable and has at most so many characters.
-func text(s string, most int) string {
-	s = finding.Clean(s)
-	if runes := []rune(s); len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return s
-}
-
-// more is the line for what has none.
-func more(n int, of string) string { return fmt.Sprintf("and %d more %s", n, of) }
+func text(s string, most int) string { return finding.Cut(finding.Clean(s), most) }

@@ -108,14 +108,14 @@ func serving(s *semaphorev1.GetStatusResponse, in, total int) *semaphorev1.GetSt
 func TestTrafficOfServices(t *testing.T) {
 	p := mesh.PictureOf(join(serving(broker("c1", "c2", "c3"), 12, 40), serving(broker("c2", "c1"), 2, 2)))
 	var lines []string
-	for _, l := range p.Traffic {
+	for _, l := range p.Traffic.Lines {
 		lines = append(lines, l.Text)
 	}
 	want := []string{"c1 → service semaphore/c2-s0: sent 2.0 MB/s, received 4.0 MB/s; 1 connections",
 		"c1 → service semaphore/c2-s1: sent 1.0 MB/s, received 2.0 MB/s; 2 connections",
 		"c2 → service semaphore/c1-s0: sent 1.0 MB/s, received 2.0 MB/s; 1 connections"}
-	if len(lines) != 10 || strings.Join(lines[:3], "\n") != strings.Join(want, "\n") || p.MoreTraffic != 32 {
-		t.Errorf("%d lines and %d more:\n%s\nwant 10 and 32, the first three:\n%s", len(lines), p.MoreTraffic,
+	if len(lines) != 10 || strings.Join(lines[:3], "\n") != strings.Join(want, "\n") || p.Traffic.More != 32 {
+		t.Errorf("%d lines and %d more:\n%s\nwant 10 and 32, the first three:\n%s", len(lines), p.Traffic.More,
 			strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
 	for format, out := range formats(p) {
@@ -179,7 +179,7 @@ func TestTraffic(t *testing.T) {
 		!strings.HasSuffix(three[2], ", 2.0 kB/s") {
 		t.Errorf("of three clusters: %q", three)
 	}
-	if line := mesh.PictureOf(join(carrying(broker("c1", "c2"), 999, 12_345))).Links[0].Text; !strings.Contains(line,
+	if line := mesh.PictureOf(join(carrying(broker("c1", "c2"), 999, 12_345))).Links.Lines[0].Text; !strings.Contains(line,
 		"; 17 services; sent 999 B/s, received 12 kB/s") {
 		t.Error(line)
 	}
@@ -208,7 +208,7 @@ func TestStates(t *testing.T) {
 			t.Errorf("%s is drawn %s; want %s", key, got[key], state)
 		}
 	}
-	for _, l := range mesh.PictureOf(join(broker("c1", "c2"))).Links {
+	for _, l := range mesh.PictureOf(join(broker("c1", "c2"))).Links.Lines {
 		if l.State != mesh.Well || !strings.Contains(l.Text, "last handshake 41s ago") {
 			t.Errorf("%s: %s", l.State, l.Text)
 		}
@@ -221,7 +221,7 @@ func TestStates(t *testing.T) {
 			RemoteNode: "m1", Since: before(time.Minute)})
 	}
 	two.SilentPairsTotal = 2
-	for _, l := range mesh.PictureOf(join(two)).Links {
+	for _, l := range mesh.PictureOf(join(two)).Links.Lines {
 		if silent := !strings.Contains(l.Text, "c4"); silent != (l.State == mesh.Error) {
 			t.Errorf("%s: %s", l.State, l.Text)
 		}
@@ -335,9 +335,9 @@ func TestOfMany(t *testing.T) {
 		parts = append(parts, s)
 	}
 	p := mesh.PictureOf(join(parts...))
-	if len(p.Boxes) != 24 || p.Boxes[23].Name != "77 more clusters" || p.MoreLinks != 9900-40 || p.MoreFindings != 9990 {
+	if len(p.Boxes) != 24 || p.Boxes[23].Name != "77 more clusters" || p.Links.More != 9900-40 || p.Findings.More != 9990 {
 		t.Errorf("%d boxes, the last %q; %d more links, %d more findings", len(p.Boxes), p.Boxes[len(p.Boxes)-1].Name,
-			p.MoreLinks, p.MoreFindings)
+			p.Links.More, p.Findings.More)
 	}
 	for format, out := range formats(p) {
 		if len(out) > 128<<10 {

@@ -4,7 +4,6 @@ import (
 	"encoding/xml"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -88,23 +87,15 @@ func (p *Picture) SVG() string {
 
 // lines are the text below the picture: the links, the traffic of Services and the findings, with an empty line between
 // them.
-func (p *Picture) lines() []Line {
-	lines := slices.Clone(p.Links)
-	if p.MoreLinks > 0 {
-		lines = append(lines, Line{more(p.MoreLinks, "links"), Unknown})
-	}
-	if len(p.Traffic) > 0 {
-		lines = append(append(lines, Line{"", Unknown}), p.Traffic...)
-	}
-	if p.MoreTraffic > 0 {
-		lines = append(lines, Line{more(p.MoreTraffic, "services with traffic"), Unknown})
-	}
-	if len(p.Findings) > 0 {
-		lines = append(lines, Line{"", Unknown})
-	}
-	lines = append(lines, p.Findings...)
-	if p.MoreFindings > 0 {
-		lines = append(lines, Line{more(p.MoreFindings, "findings"), Unknown})
+func (p *Picture) lines() (lines []Line) {
+	for i, s := range []Section{p.Links, p.Traffic, p.Findings} {
+		if i > 0 && len(s.Lines) > 0 {
+			lines = append(lines, Line{"", Unknown})
+		}
+		lines = append(lines, s.Lines...)
+		if s.More > 0 {
+			lines = append(lines, Line{fmt.Sprintf("and %d more %s", s.More, s.of), Unknown})
+		}
 	}
 	return lines
 }
