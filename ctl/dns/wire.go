@@ -77,13 +77,9 @@ func Find(ctx context.Context, a *apply.Applier) (*dnsWiring, error) {
 	if !imports {
 		return d, nil
 	}
-	deployment, err := fleet.Get[fleet.Deployment](ctx, a.Cluster.Objects, fleet.DeploymentsGVR, fleet.System,
-		fleet.CoreDNS)
-	if err != nil || deployment == nil {
+	d.custom, err = a.Cluster.Objects.Mounted(ctx, fleet.System, fleet.CoreDNS, path.Dir(pattern))
+	if err != nil || d.custom == "" {
 		return d, err
-	}
-	if d.custom = deployment.MountedAt(path.Dir(pattern)); d.custom == "" {
-		return d, nil
 	}
 	d.file = coredns.FileOf(pattern)
 	files, err := a.Cluster.Objects.ConfigMap(ctx, fleet.System, d.custom)

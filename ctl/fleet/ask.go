@@ -62,7 +62,7 @@ func (p *Part) Control() semaphorev1.ControlServiceClient {
 // however long another one took.
 func Each(ctx context.Context, timeout time.Duration, parts []*Part,
 	call func(context.Context, *Part) error) (asked int, err error) {
-	var failed []string
+	var failed []error
 	for _, p := range parts {
 		calling, cancel := context.WithTimeout(ctx, timeout)
 		err := call(calling, p)
@@ -73,13 +73,10 @@ func Each(ctx context.Context, timeout time.Duration, parts []*Part,
 		}
 		asked++
 		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s: %s", p.Where, show.Printable(grpcstatus.Convert(err).Message())))
+			failed = append(failed, fmt.Errorf("%s: %s", p.Where, show.Printable(grpcstatus.Convert(err).Message())))
 		}
 	}
-	if len(failed) > 0 {
-		return asked, errors.New(strings.Join(failed, "; "))
-	}
-	return asked, nil
+	return asked, joinLines(failed)
 }
 
 // Brokers calls call for each broker that supports it. It fails if none does, for another part, and with the errors of

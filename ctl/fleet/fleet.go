@@ -230,9 +230,11 @@ func joinLines(all []error) error {
 }
 
 // InContainer reports whether parts have their sockets here.
-func InContainer() bool {
-	found, err := filepath.Glob(filepath.Join(socketDir, "*.sock"))
-	return err == nil && len(found) > 0
+func InContainer() bool { return len(socketsHere()) > 0 }
+
+func socketsHere() []string {
+	found, _ := filepath.Glob(filepath.Join(socketDir, "*.sock")) // no wrong pattern
+	return found
 }
 
 // leading returns the socket of the leader: if the part of a socket is a standby, the socket that it has for the
@@ -273,13 +275,9 @@ func newPart(where, target string, creds credentials.TransportCredentials) (*Par
 }
 
 func (t *Target) credentials() (credentials.TransportCredentials, error) {
-	var server func(string) spiffeid.ID
-	switch t.Part {
-	case "", Broker:
-		server = identity.Broker
-	case Exporter:
-		server = identity.Exporter
-	default:
+	server := map[string]func(string) spiffeid.ID{"": identity.Broker, Broker: identity.Broker,
+		Exporter: identity.Exporter}[t.Part]
+	if server == nil {
 		return nil, fmt.Errorf("--part %q: use exporter or broker; an agent is asked through its socket", t.Part)
 	}
 	if err := config.ClusterName(t.Cluster); err != nil {
@@ -309,10 +307,7 @@ func (t *Target) findSockets() ([]string, error) {
 		}
 		return found, nil
 	}
-	found, err := filepath.Glob(filepath.Join(socketDir, "*.sock"))
-	if err != nil {
-		return nil, err
-	}
+	found := socketsHere()
 	if len(found) == 0 {
 		return nil,
 			fmt.Errorf("no part's socket in %s: give --context, to ask a cluster from here, or --socket or --address",

@@ -32,13 +32,9 @@ type PartConfig struct {
 // ConfigOf returns the configuration of a part by its Deployment, whatever tool installed it; empty without one. It
 // fails if the configuration cannot be read.
 func (c *Cluster) ConfigOf(ctx context.Context, deployment string) (p PartConfig, err error) {
-	part, err := Get[Deployment](ctx, c.Objects, DeploymentsGVR, c.Namespace, deployment)
-	if err != nil || part == nil {
+	name, err := c.Objects.Mounted(ctx, c.Namespace, deployment, PodConfig)
+	if err != nil || name == "" {
 		return p, err
-	}
-	name := part.MountedAt(PodConfig)
-	if name == "" {
-		return p, nil
 	}
 	return c.PartConfig(ctx, name)
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -36,11 +37,7 @@ func (c *Objects) Corefile(ctx context.Context, where string) (string, error) {
 	case data == nil:
 		return "", apierrors.NewNotFound(ConfigMapsGVR.GroupResource(), name)
 	case key == "":
-		var all []string
-		for _, key := range slices.Sorted(maps.Keys(data)) {
-			all = append(all, data[key])
-		}
-		return strings.Join(all, "\n"), nil
+		return strings.Join(slices.Sorted(maps.Values(data)), "\n"), nil
 	}
 	text, ok := data[key]
 	if !ok {
@@ -60,28 +57,22 @@ func (c *Objects) imported(ctx context.Context, namespace, name, corefile string
 	if !imports {
 		return "", nil
 	}
-	custom := name + customOf
-	if d, err := Get[Deployment](ctx, c, DeploymentsGVR, namespace, name); err == nil && d != nil {
-		if mounted := d.MountedAt(path.Dir(pattern)); mounted != "" {
-			custom = mounted
-		}
-	}
-	data, err := c.ConfigMap(ctx, namespace, custom)
+	custom, _ := c.Mounted(ctx, namespace, name, path.Dir(pattern))
+	data, err := c.ConfigMap(ctx, namespace, cmp.Or(custom, name+customOf))
 	if err != nil {
 		return "", fmt.Errorf("it imports %s: %w", pattern, err)
 	}
-	var out strings.Builder
-	for _, key := range slices.Sorted(maps.Keys(data)) {
-		if ok, err := path.Match(path.Base(pattern), key); err == nil && ok {
-			out.WriteString("\n" + data[key])
-		}
-	}
-	return out.String(), nil
+	files := append(coredns.Others(data, pattern), data[coredns.FileOf(pattern)])
+	return "\n" + strings.Join(files, "\n"), nil
 }
 
-// MountedAt returns the ConfigMap that a Deployment mounts at a directory, which may be relative to that of the
-// Corefile; empty for none.
-func (d *Deployment) MountedAt(dir string) string {
+// Mounted returns the ConfigMap that a Deployment mounts at a directory, which may be relative to that of the Corefile;
+// empty if it mounts none, or does not exist.
+func (c *Objects) Mounted(ctx context.Context, namespace, deployment, dir string) (string, error) {
+	d, err := Get[Deployment](ctx, c, DeploymentsGVR, namespace, deployment)
+	if err != nil || d == nil {
+		return "", err
+	}
 	spec := &d.Spec.Template.Spec
 	for _, c := range spec.Containers {
 		for _, m := range c.VolumeMounts {
@@ -90,10 +81,10 @@ func (d *Deployment) MountedAt(dir string) string {
 			}
 			for _, v := range spec.Volumes {
 				if v.Name == m.Name && v.ConfigMap != nil && v.ConfigMap.Name != "" {
-					return v.ConfigMap.Name
+					return v.ConfigMap.Name, nil
 				}
 			}
 		}
 	}
-	return ""
+	return "", nil
 }

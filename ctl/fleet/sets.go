@@ -40,10 +40,7 @@ func AskSets(ctx context.Context, t *Target, req *semaphorev1.ListSetsRequest,
 			found = &BrokerSets{Cluster: s.GetCluster(), Sets: sets, Links: s.GetLinks(), Now: s.GetNow().AsTime()}
 			return nil
 		})
-	if err != nil {
-		return nil, err
-	}
-	return found, nil
+	return found, err
 }
 
 // ReceiveSets joins the sets of several messages. It fails if the broker does not send all.

@@ -3,7 +3,6 @@ package preflight
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -45,17 +44,11 @@ func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
 	if output != "table" {
 		all := []any{}
 		for _, c := range clusters {
-			text, err := json.Marshal(c)
-			if err != nil {
-				return err
-			}
-			object := map[string]any{}
-			if err := json.Unmarshal(text, &object); err != nil {
-				return err
-			}
-			object["subnets"] = map[string]any{"pods": c.Pods, "services": c.Services, "nodes": c.IPs}
-			object["allowedIPs"] = c.AllowedIPs()
-			all = append(all, object)
+			all = append(all, struct {
+				*Cluster
+				Subnets    map[string]Subnets `json:"subnets"`
+				AllowedIPs string             `json:"allowedIPs"`
+			}{c, map[string]Subnets{"pods": c.Pods, "services": c.Services, "nodes": c.IPs}, c.AllowedIPs()})
 		}
 		if err := show.PrintValue(w, map[string]any{"clusters": all, "findings": findings}, output); err != nil {
 			return err

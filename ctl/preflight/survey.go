@@ -384,21 +384,16 @@ func (s *surveyor) readTypes(ctx context.Context) {
 		Resource: "podmonitors"})
 }
 
-// installs returns the rights that an installation needs beyond those of the parts, which are in a namespace; an
-// administrator has them.
-func installs(namespace string) []struct{ verb, group, resource, namespace string } {
-	return []struct{ verb, group, resource, namespace string }{
+// readRights asks the apiserver for the caller's rights that an installation needs beyond those of the parts, which are
+// in a namespace; an administrator has them. A review is not stored.
+func (s *surveyor) readRights(ctx context.Context, namespace string) {
+	for _, right := range []struct{ verb, group, resource, namespace string }{
 		{"create", "", "namespaces", ""}, {"create", "", "secrets", namespace},
 		{"create", "apps", "deployments", namespace},
 		{"create", "apps", "daemonsets", namespace}, {"create", "rbac.authorization.k8s.io", "clusterroles", ""},
 		{"escalate", "rbac.authorization.k8s.io", "clusterroles", ""},
 		{"create", "admissionregistration.k8s.io", "validatingadmissionpolicies", ""},
-	}
-}
-
-// readRights asks the apiserver for the caller's rights. A review is not stored.
-func (s *surveyor) readRights(ctx context.Context, namespace string) {
-	for _, right := range installs(namespace) {
+	} {
 		review := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
 			"spec": map[string]any{"resourceAttributes": map[string]any{"verb": right.verb, "group": right.group,
