@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -52,13 +51,19 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 			if e := validation.IsDNS1123Subdomain(f.clusterDomain); len(e) > 0 {
 				return fmt.Errorf("--cluster-domain %q: %s", f.clusterDomain, e[0])
 			}
+			print := f.printOfCluster
 			switch {
-			case f.configFile == "":
-				return f.printOfCluster(cmd, access)
-			case access.Given():
+			case f.configFile != "" && access.Given():
 				return errors.New("--config, --context: give one of them")
+			case f.configFile != "":
+				print = f.printOfFile
 			}
-			return f.printOfFile(cmd, access)
+			if err := print(cmd, access); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.ErrOrStderr(), "next: add these blocks to the Corefile (kubectl -n kube-system edit configmap "+
+				"coredns), or have\nsemaphorectl link --dns add them and keep them current")
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&f.configFile, "config", "", "configuration `file` of a broker")
@@ -80,9 +85,7 @@ func (f *corednsFlags) printOfFile(cmd *cobra.Command, access *fleet.Access) err
 		return err
 	}
 	knows, _ := coredns.KnowsImports(f.image)
-	err = coredns.Print(cmd.OutOrStdout(), coredns.Blocks(d.Broker, f.clusterDomain), knows)
-	nextOfBlocks(cmd.ErrOrStderr())
-	return err
+	return coredns.Print(cmd.OutOrStdout(), coredns.Blocks(d.Broker, f.clusterDomain), knows)
 }
 
 // imageOfCoreDNS returns the image of the Deployment kube-system/coredns; empty if there is none that the caller may
@@ -116,12 +119,5 @@ func (f *corednsFlags) printOfCluster(cmd *cobra.Command, access *fleet.Access) 
 	if err != nil {
 		return err
 	}
-	err = show.PrintLines(cmd.OutOrStdout(), string(out))
-	nextOfBlocks(cmd.ErrOrStderr())
-	return err
-}
-
-func nextOfBlocks(w io.Writer) {
-	fmt.Fprintln(w, "next: add these blocks to the Corefile (kubectl -n kube-system edit configmap coredns), "+
-		"or have\nsemaphorectl link --dns add them and keep them current")
+	return show.PrintLines(cmd.OutOrStdout(), string(out))
 }

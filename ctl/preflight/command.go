@@ -40,25 +40,18 @@ func SurveyAll(ctx context.Context, access *fleet.Access) ([]*Cluster, error) {
 }
 
 func printPreflight(w io.Writer, clusters []*Cluster, output string) error {
-	findings := Judge(clusters)
-	if output != "table" {
-		all := []any{}
-		for _, c := range clusters {
-			all = append(all, struct {
-				*Cluster
-				Subnets    map[string]Subnets `json:"subnets"`
-				AllowedIPs string             `json:"allowedIPs"`
-			}{c, map[string]Subnets{"pods": c.Pods, "services": c.Services, "nodes": c.IPs}, c.AllowedIPs()})
-		}
-		if err := show.PrintValue(w, map[string]any{"clusters": all, "findings": findings}, output); err != nil {
-			return err
-		}
-		return show.Report(io.Discard, findings, "table") // for the exit code
-	}
+	all := []any{}
 	for _, c := range clusters {
-		Describe(w, c)
+		if output == "table" {
+			Describe(w, c)
+		}
+		all = append(all, struct {
+			*Cluster
+			Subnets    map[string]Subnets `json:"subnets"`
+			AllowedIPs string             `json:"allowedIPs"`
+		}{c, map[string]Subnets{"pods": c.Pods, "services": c.Services, "nodes": c.IPs}, c.AllowedIPs()})
 	}
-	return show.Report(w, findings, "table")
+	return show.Report(w, Judge(clusters), output, map[string]any{"clusters": all})
 }
 
 func Describe(w io.Writer, c *Cluster) { _ = show.PrintLines(w, show.Tabbed(c.describe)) }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,8 +13,8 @@ import (
 )
 
 // Report prints findings, the worst ones last, where a terminal shows them, and fails with the exit code's error if one
-// is not OK.
-func Report(w io.Writer, findings []Finding, output string) error {
+// is not OK. Programs also get what is beside them.
+func Report(w io.Writer, findings []Finding, output string, beside ...map[string]any) error {
 	rank := map[finding.Level]int{finding.OK: 0, finding.NotChecked: 1, finding.Warning: 2, finding.Error: 3}
 	slices.SortStableFunc(findings, func(a, b Finding) int { return rank[a.Level] - rank[b.Level] })
 	count := map[finding.Level]int{}
@@ -24,8 +25,12 @@ func Report(w io.Writer, findings []Finding, output string) error {
 		if findings == nil {
 			findings = []Finding{}
 		}
-		if err := PrintValue(w, map[string]any{"findings": findings, "errors": count[finding.Error],
-			"warnings": count[finding.Warning], "notChecked": count[finding.NotChecked]}, output); err != nil {
+		value := map[string]any{"findings": findings, "errors": count[finding.Error],
+			"warnings": count[finding.Warning], "notChecked": count[finding.NotChecked]}
+		for _, more := range beside {
+			maps.Copy(value, more)
+		}
+		if err := PrintValue(w, value, output); err != nil {
 			return err
 		}
 	} else {

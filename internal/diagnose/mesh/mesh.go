@@ -397,10 +397,7 @@ func state(all []*semaphorev1.Finding) string {
 	if warnings > 0 {
 		words = append(words, plural(warnings, "warning"))
 	}
-	if len(words) == 0 {
-		return "ok"
-	}
-	return strings.Join(words, ", ")
+	return cmp.Or(strings.Join(words, ", "), "ok")
 }
 
 func plural(n int, word string) string {

@@ -105,20 +105,14 @@ func section[T any](of string, all []T, most int, says func(T) string, state fun
 	return s
 }
 
-// levels are the worst levels of findings: of each cluster, of each cluster about another, and of all about a cluster.
-type levels struct {
-	of, named map[string]State
-	about     map[[2]string]State
-}
+// levels are the worst levels of findings, by the cluster that has them and the one that they are about; "" is any.
+type levels map[[2]string]State
 
 func levelsOf(m *Mesh) levels {
-	l := levels{map[string]State{}, map[string]State{}, map[[2]string]State{}}
+	l := levels{}
 	for _, f := range m.Findings {
-		level := levelOf(f)
-		l.of[f.At] = max(l.of[f.At], level)
-		if f.Cluster != "" {
-			l.named[f.Cluster] = max(l.named[f.Cluster], level)
-			l.about[[2]string{f.At, f.Cluster}] = max(l.about[[2]string{f.At, f.Cluster}], level)
+		for _, key := range [][2]string{{f.At, ""}, {"", f.Cluster}, {f.At, f.Cluster}} {
+			l[key] = max(l[key], levelOf(f))
 		}
 	}
 	return l
@@ -136,7 +130,7 @@ func StateOf(m *Mesh) func(Link) State { return levelsOf(m).link }
 // link returns the state of one direction: that of the findings about it. A finding about the silent pairs of several
 // remotes names none of them; the counts do.
 func (l levels) link(is Link) State {
-	state := l.about[[2]string{is.At, is.From}]
+	state := l[[2]string{is.At, is.From}]
 	if is.Silent > 0 { // as finding.SilentPairs
 		state = Error
 	}
@@ -147,7 +141,7 @@ func (l levels) link(is Link) State {
 }
 
 func (l levels) cluster(c Cluster) State {
-	state := l.of[c.Name]
+	state := l[[2]string{c.Name, ""}]
 	if !c.Asked {
 		state = max(state, Unknown)
 	}
@@ -165,7 +159,7 @@ func (p *Picture) boxes(m *Mesh, levels levels) map[string]int {
 			if c.Asked {
 				w = 1
 			}
-			return 2*int(max(levels.of[c.Name], levels.named[c.Name])) + w
+			return 2*int(max(levels[[2]string{c.Name, ""}], levels[[2]string{"", c.Name}])) + w
 		}
 		return weight(b) - weight(a)
 	})
