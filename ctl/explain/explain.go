@@ -30,12 +30,13 @@ type explainer struct {
 	from, to, port string
 	sets           string
 	timeout        time.Duration
+	// domain and coredns are for the path.
+	domain, coredns string
+	output          *show.Outputs
 }
 
 func Command(access *fleet.Access) *cobra.Command {
 	e := explainer{target: fleet.Target{Access: access, Parts: []string{fleet.Broker}, ReadsCluster: true}}
-	p := pathOptions{access: access}
-	var output *show.Outputs
 	cmd := &cobra.Command{
 		Use:   "explain FROM TO | --from CLUSTER/NAMESPACE/POD --to NAMESPACE/POD",
 		Short: "find out why a pod cannot reach a pod or Service of another cluster",
@@ -72,16 +73,15 @@ the packet is denied or depends on something.`,
 				switch {
 				case e.from == "" || e.to == "":
 					return errors.New("give FROM and TO, or --from and --to")
-				case output.Chosen != "text":
-					return fmt.Errorf("--output %s: with FROM and TO only", output.Chosen)
+				case e.output.Chosen != "text":
+					return fmt.Errorf("--output %s: with FROM and TO only", e.output.Chosen)
 				}
 				return e.run(cmd)
 			}
 			if len(args) != 2 || e.from != "" || e.to != "" || e.sets != "" {
 				return errors.New("give FROM and TO, without --from, --to and --sets")
 			}
-			p.port, p.timeout, p.output = e.port, e.timeout, output.Chosen
-			return explainPath(cmd, p, args[0], args[1])
+			return e.path(cmd, args[0], args[1])
 		},
 	}
 	e.target.Flags(cmd)
@@ -90,10 +90,10 @@ the packet is denied or depends on something.`,
 	f.StringVar(&e.to, "to", "", "policies alone: the local pod, NAMESPACE/POD")
 	f.StringVar(&e.port, "port", "",
 		"PORT, PORT/UDP or PORT/SCTP; when absent any of TCP, or the only one of a Service")
-	output = show.OutputFlag(cmd, "text", "json", "yaml")
-	f.StringVar(&p.coredns, "coredns", fleet.Corefile,
+	e.output = show.OutputFlag(cmd, "text", "json", "yaml")
+	f.StringVar(&e.coredns, "coredns", fleet.Corefile,
 		"with FROM and TO, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration; none to not look")
-	f.StringVar(&p.domain, "cluster-domain", dns.DefaultClusterDomain,
+	f.StringVar(&e.domain, "cluster-domain", dns.DefaultClusterDomain,
 		"with FROM and TO, the domain of the cluster's own services")
 	f.StringVar(&e.sets, "sets", "",
 		"`file` with what semaphorectl get sets -o json printed, - for standard input, instead of asking the broker")
@@ -147,14 +147,11 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := e.target.Access.OneCluster(); err != nil {
-		return err
-	}
-	sets, err := e.brokerSets(cmd, from)
+	c, err := e.target.Access.Cluster()
 	if err != nil {
 		return err
 	}
-	c, err := e.target.Access.Cluster()
+	sets, err := e.brokerSets(cmd, from)
 	if err != nil {
 		return err
 	}

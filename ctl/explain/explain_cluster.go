@@ -32,9 +32,6 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 		networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), namespace, metav1.ListOptions{}); err != nil {
 		return nil, nil, err
 	}
-	if out.KubePolicies == nil { // it was read, and has none
-		out.KubePolicies = []networkingv1.NetworkPolicy{}
-	}
 	out.ServiceAccounts = map[string]map[string]string{}
 	accounts, err := fleet.List[corev1.ServiceAccount](ctx, c, fleet.AccountsGVR, namespace, metav1.ListOptions{})
 	if err != nil {

@@ -7,26 +7,14 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
-	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
-
-// pathOptions are the flags by which the path of a packet is explained.
-type pathOptions struct {
-	access  *fleet.Access
-	port    string
-	timeout time.Duration
-	domain  string
-	coredns string
-	output  string
-}
 
 type end struct {
 	text string
@@ -84,8 +72,8 @@ func parseEnd(text string) (end, error) {
 		"echo.shop.svc.cluster.c2", text)
 }
 
-// explainPath explains the path between two ends, and prints it.
-func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
+// path explains the path between two ends, and prints it.
+func (e *explainer) path(cmd *cobra.Command, from, to string) error {
 	source, err := parseEnd(from)
 	if err != nil {
 		return fmt.Errorf("FROM %w", err)
@@ -94,18 +82,18 @@ func explainPath(cmd *cobra.Command, o pathOptions, from, to string) error {
 	if err != nil {
 		return fmt.Errorf("TO %w", err)
 	}
-	if o.port != "" {
+	if e.port != "" {
 		if target.port != "" {
 			return errors.New("--port: TO has a port already")
 		}
-		target.port = o.port
+		target.port = e.port
 	}
-	facts, err := gatherPath(cmd.Context(), o, source, target)
+	facts, err := e.gather(cmd.Context(), source, target)
 	if err != nil {
 		return err
 	}
 	chain := policy.Judge(*facts)
-	if err := printChain(cmd.OutOrStdout(), chain, o.output); err != nil {
+	if err := printChain(cmd.OutOrStdout(), chain, e.output.Chosen); err != nil {
 		return err
 	}
 	if chain.Broken() != nil {

@@ -54,8 +54,9 @@ func TestBrokerThatDoesNotKnow(t *testing.T) {
 			t.Errorf("%s: it is of %q", c.what, s.name)
 		}
 		s.name = "c1"
-		g := &pathGatherer{pathOptions: pathOptions{access: &fleet.Access{Namespace: "semaphore"}, coredns: dns.NoCorefile},
-			sides: []*side{s}, source: s, facts: &policy.Facts{NotRead: map[finding.Code][]string{},
+		e := &explainer{target: fleet.Target{Access: &fleet.Access{Namespace: "semaphore"}}, coredns: dns.NoCorefile}
+		g := &pathGatherer{explainer: e, sides: []*side{s}, source: s,
+			facts: &policy.Facts{NotRead: map[finding.Code][]string{},
 				Source: policy.Pod{Cluster: "c1", IP: netip.MustParseAddr("10.1.0.9")}}}
 		must(t, g.findTarget(t.Context(), testkit.Value(parseEnd("echo.shop.svc.cluster.c2"))(t)))
 		if c.says == "" {

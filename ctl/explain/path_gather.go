@@ -8,12 +8,10 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,7 +41,7 @@ type side struct {
 }
 
 type pathGatherer struct {
-	pathOptions
+	*explainer
 	sides []*side
 	// away is why a context is not among the sides, a text each.
 	away  []string
@@ -60,15 +58,15 @@ type pathGatherer struct {
 	notReadMu sync.Mutex // the links are looked at side by side
 }
 
-// gatherPath collects the facts of the path between two ends. Without the source's pod it returns an error.
-func gatherPath(ctx context.Context, o pathOptions, from, to end) (*policy.Facts, error) {
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+// gather collects the facts of the path between two ends. Without the source's pod it returns an error.
+func (e *explainer) gather(ctx context.Context, from, to end) (*policy.Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
-	clusters, err := o.access.Clusters()
+	clusters, err := e.target.Access.Clusters()
 	if err != nil {
 		return nil, err
 	}
-	g := &pathGatherer{pathOptions: o, facts: &policy.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
+	g := &pathGatherer{explainer: e, facts: &policy.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
 	if err := g.findSides(ctx, clusters); err != nil {
 		return nil, err
 	}
@@ -439,7 +437,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	if err != nil {
 		return err
 	}
-	prefix, in := usualPrefix(remote), g.access.Namespace
+	prefix, in := usualPrefix(remote), g.explainer.target.Access.Namespace
 	m := &policy.Mirror{}
 	for i := range all {
 		s := &all[i]
@@ -730,14 +728,14 @@ func (g *pathGatherer) choose(ctx context.Context, ready []netip.Addr) error {
 // along collects the facts between the two pods.
 func (g *pathGatherer) along(ctx context.Context) {
 	f := g.facts
-	var group errgroup.Group
+	var group sync.WaitGroup
 	if f.Target.IP.IsValid() && f.Source.IP.IsValid() && (f.Target.Cluster == "" ||
 		f.Target.Cluster != f.Source.Cluster) {
-		group.Go(func() error { g.thereAndBack(ctx); return nil })
+		group.Go(func() { g.thereAndBack(ctx) })
 	} else if f.Name != nil {
-		group.Go(func() error { g.onlyProxy(ctx); return nil })
+		group.Go(func() { g.onlyProxy(ctx) })
 	}
-	group.Go(func() error { g.pools(ctx); return nil })
+	group.Go(func() { g.pools(ctx) })
 	switch {
 	case f.Name == nil:
 	case g.source.broker == nil:
@@ -745,9 +743,9 @@ func (g *pathGatherer) along(ctx context.Context) {
 			g.notRead(code, "the broker of %s: %v", g.source.name, g.source.brokerErr)
 		}
 	case f.Mirror != nil:
-		group.Go(func() error { g.delayed(ctx); return nil })
+		group.Go(func() { g.delayed(ctx) })
 	}
-	_ = group.Wait() // none returns an error
+	group.Wait()
 	if f.Target.Cluster == "" && f.There != nil {
 		f.Target.Cluster = f.There.GetCluster()
 		g.target = g.side(f.There.GetCluster())
@@ -761,15 +759,12 @@ func (g *pathGatherer) along(ctx context.Context) {
 func (g *pathGatherer) delayed(ctx context.Context) {
 	n, m := g.facts.Name, g.facts.Mirror
 	of := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: n.Namespace, Name: n.Service}
-	p, err := g.source.cluster.Part(ctx, fleet.Broker, "")
+	answer, err := ask(ctx, g.source, fleet.Broker, "", askWithin, func(ctx context.Context, p *fleet.Part) (
+		*semaphorev1.LocateResponse, error) {
+		return p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
+	})
 	if err != nil {
-		g.notRead(finding.PathMirror, "%v", err)
-		return
-	}
-	defer p.Close()
-	answer, err := p.Locate(ctx, &semaphorev1.LocateRequest{Object: of})
-	if err != nil {
-		g.notRead(finding.PathMirror, "%s: %s", g.source.name, grpcstatus.Convert(err).Message())
+		g.notRead(finding.PathMirror, "%s: %v", g.source.name, err)
 	}
 	for _, at := range answer.GetPlaces() {
 		if at.GetHop() == debug.HopWrite && at.GetState() != debug.PlaceDone &&
@@ -779,20 +774,29 @@ func (g *pathGatherer) delayed(ctx context.Context) {
 	}
 }
 
-func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpPathRequest) (
-	*semaphorev1.LookUpPathResponse, error) {
-	p, err := s.cluster.Part(ctx, fleet.Agent, node)
+// ask calls a part of a cluster, which has the time of within to answer.
+func ask[T any](ctx context.Context, s *side, part, node string, within time.Duration,
+	call func(context.Context, *fleet.Part) (T, error)) (out T, err error) {
+	p, err := s.cluster.Part(ctx, part, node)
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	defer p.Close()
-	ctx, cancel := context.WithTimeout(ctx, 4*askWithin) // with its measurements
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	out, err := p.LookUpPath(ctx, req)
-	if err != nil {
-		return nil, errors.New(grpcstatus.Convert(err).Message())
+	if out, err = call(ctx, p); err != nil {
+		err = errors.New(grpcstatus.Convert(err).Message())
 	}
-	return out, nil
+	return out, err
+}
+
+func (s *side) lookUp(ctx context.Context, node string, req *semaphorev1.LookUpPathRequest) (
+	*semaphorev1.LookUpPathResponse, error) {
+	// It has time for its measurements.
+	return ask(ctx, s, fleet.Agent, node, 4*askWithin, func(ctx context.Context, p *fleet.Part) (
+		*semaphorev1.LookUpPathResponse, error) {
+		return p.LookUpPath(ctx, req)
+	})
 }
 
 func (g *pathGatherer) onlyProxy(ctx context.Context) {
@@ -808,26 +812,21 @@ func (g *pathGatherer) onlyProxy(ctx context.Context) {
 // thereAndBack asks the agents of both nodes.
 func (g *pathGatherer) thereAndBack(ctx context.Context) {
 	f := g.facts
-	var group errgroup.Group
+	var group sync.WaitGroup
 	var answer, back *semaphorev1.LookUpPathResponse
 	var err, backErr error
-	group.Go(func() error {
+	group.Go(func() {
 		answer, err = g.source.lookUp(ctx, f.Source.Node, &semaphorev1.LookUpPathRequest{
 			To: f.Target.IP.String(), From: f.Source.IP.String(), Measure: true, KubeProxy: f.Name != nil})
-		return nil
 	})
 	if g.target != nil && f.Target.Node != "" {
-		group.Go(func() error {
-			f.TargetNode = g.targetNode(ctx)
-			return nil
-		})
-		group.Go(func() error {
+		group.Go(func() { f.TargetNode = g.targetNode(ctx) })
+		group.Go(func() {
 			back, backErr = g.target.lookUp(ctx, f.Target.Node, &semaphorev1.LookUpPathRequest{
 				To: f.Source.IP.String(), From: f.Target.IP.String(), Measure: true})
-			return nil
 		})
 	}
-	_ = group.Wait() // none returns an error
+	group.Wait()
 	if err != nil {
 		for _, code := range []finding.Code{finding.PathKubeProxy, finding.PathRoute, finding.PathDevice, finding.PathPeer,
 			finding.PathHandshake, finding.PathMTU} {
@@ -919,17 +918,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 		}
 		return
 	}
-	cluster, pod, err := readFor(ctx, g.source.objects, f.Source.Namespace, f.Source.Name)
-	if err != nil {
-		f.Egress = unread(err)
-	} else {
-		r := policy.Explain(cluster, policy.Packet{From: f.Target.IP, To: pod, Protocol: g.protocol, Port: g.port,
-			Egress: true})
-		f.Egress = &r
-		for _, n := range r.NotEvaluated {
-			g.notRead(finding.PathPolicyOut, "%s", n)
-		}
-	}
+	f.Egress = g.judged(ctx, g.source, f.Source, finding.PathPolicyOut, policy.Packet{From: f.Target.IP, Egress: true})
 	if g.target == nil {
 		for _, code := range []finding.Code{finding.PathSet, finding.PathPolicyIn} {
 			g.notRead(code, "%s", g.without(cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String())))
@@ -941,39 +930,39 @@ func (g *pathGatherer) policies(ctx context.Context) {
 		g.notRead(finding.PathPolicyIn, "no pod of %s has %s", g.target.name, f.Target.IP)
 		return
 	}
-	if cluster, pod, err = readFor(ctx, g.target.objects, f.Target.Namespace, f.Target.Name); err != nil {
-		f.Ingress = unread(err)
-		return
-	}
-	r := policy.Explain(cluster, policy.Packet{From: f.Source.IP, To: pod, Protocol: g.protocol, Port: g.port})
-	f.Ingress = &r
-	for _, n := range r.NotEvaluated {
-		g.notRead(finding.PathPolicyIn, "%s", n)
-	}
+	f.Ingress = g.judged(ctx, g.target, f.Target, finding.PathPolicyIn, policy.Packet{From: f.Source.IP})
 }
 
-// unread is the outcome of policies that cannot be read.
-func unread(err error) *policy.Result {
-	return &policy.Result{Verdict: policy.Depends, Why: err.Error(), NeedsSet: true}
+// judged returns what the policies of a pod's cluster make of a packet from or to the pod. If they cannot be read, it
+// depends on that.
+func (g *pathGatherer) judged(ctx context.Context, s *side, pod policy.Pod, link finding.Code,
+	packet policy.Packet) *policy.Result {
+	cluster, to, err := readFor(ctx, s.objects, pod.Namespace, pod.Name)
+	if err != nil {
+		return &policy.Result{Verdict: policy.Depends, Why: err.Error(), NeedsSet: true}
+	}
+	packet.To, packet.Protocol, packet.Port = to, g.protocol, g.port
+	r := policy.Explain(cluster, packet)
+	for _, n := range r.NotEvaluated {
+		g.notRead(link, "%s", n)
+	}
+	return &r
 }
 
 // readSets reads which sets of the target's cluster hold the source.
 func (g *pathGatherer) readSets(ctx context.Context) {
 	found, err := g.target.sets(ctx, g.facts.Source.IP)
 	if err != nil {
-		g.notRead(finding.PathSet, "%s: %s", g.target.name, grpcstatus.Convert(err).Message())
+		g.notRead(finding.PathSet, "%s: %v", g.target.name, err)
 		return
 	}
-	out := &policy.Sets{Key: naming.DefaultLabelDomain + "/name"}
+	out := &policy.Sets{Labelled: slices.ContainsFunc(
+		[]string{naming.DefaultLabelDomain, naming.PolicyLabelDomain},
+		func(domain string) bool { return g.sourcePod.Labels[domain+"/name"] != "" })}
 	for _, s := range found {
 		out.Names = append(out.Names, show.SetName(s))
 		if at := finding.TimeOf(s.GetLastHeard()); at.After(out.LastHeard) {
 			out.LastHeard = at
-		}
-	}
-	for _, domain := range []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain} {
-		if value := g.sourcePod.Labels[domain+"/name"]; value != "" {
-			out.Label = domain + "/name=" + strconv.Quote(value)
 		}
 	}
 	g.facts.Sets = out
@@ -983,12 +972,8 @@ func (s *side) sets(ctx context.Context, with netip.Addr) ([]*semaphorev1.Policy
 	if s.broker == nil {
 		return nil, s.brokerErr
 	}
-	p, err := s.cluster.Part(ctx, fleet.Broker, "")
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	return fleet.ReceiveSets(ctx, p, &semaphorev1.ListSetsRequest{Address: with.String()})
+	return ask(ctx, s, fleet.Broker, "", askWithin, func(ctx context.Context, p *fleet.Part) (
+		[]*semaphorev1.PolicySet, error) {
+		return fleet.ReceiveSets(ctx, p, &semaphorev1.ListSetsRequest{Address: with.String()})
+	})
 }

@@ -4,30 +4,17 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-type serviceImport struct {
-	Status struct {
-		Clusters []struct {
-			Cluster string `json:"cluster"`
-		} `json:"clusters"`
-		Conditions []metav1.Condition `json:"conditions"`
-	} `json:"status"`
-}
-
-type serviceExport struct {
-	Status struct {
-		Conditions []metav1.Condition `json:"conditions"`
-	} `json:"status"`
-}
-
-// getMCS reads an object of the Multi-Cluster Services API; nil without an error if it does not exist, or the API does
-// not.
+// getMCS reads an object of the Multi-Cluster Services API, whose versions have the same fields; nil without an error
+// if it does not exist, or the API does not.
 func getMCS[T any](ctx context.Context, s *side, plural, namespace, name string) (found *T, err error) {
 	for _, resource := range fleet.MCS(plural) {
 		if found, err = fleet.Get[T](ctx, s.objects, resource, namespace, name); found != nil || err != nil {
@@ -40,7 +27,7 @@ func getMCS[T any](ctx context.Context, s *side, plural, namespace, name string)
 // imported reads the ServiceImport in the source's cluster, and the ServiceExports of all clusters.
 func (g *pathGatherer) imported(ctx context.Context) {
 	n := g.facts.Name
-	have, err := getMCS[serviceImport](ctx, g.source, "serviceimports", n.Namespace, n.Service)
+	have, err := getMCS[mcsv1beta1.ServiceImport](ctx, g.source, "serviceimports", n.Namespace, n.Service)
 	if err != nil {
 		g.notRead(finding.PathName, "%v", err)
 		return
@@ -53,14 +40,12 @@ func (g *pathGatherer) imported(ctx context.Context) {
 		for _, c := range have.Status.Clusters {
 			n.Import.Clusters = append(n.Import.Clusters, c.Cluster)
 		}
-		for _, c := range have.Status.Conditions {
-			if c.Type == "Ready" && c.Status == metav1.ConditionFalse {
-				n.Import.NotReady = c.Reason + ": " + c.Message
-			}
+		if c := meta.FindStatusCondition(have.Status.Conditions, "Ready"); c != nil && c.Status == metav1.ConditionFalse {
+			n.Import.NotReady = c.Reason + ": " + c.Message
 		}
 	}
 	for _, s := range g.sides {
-		export, err := getMCS[serviceExport](ctx, s, "serviceexports", n.Namespace, n.Service)
+		export, err := getMCS[mcsv1beta1.ServiceExport](ctx, s, "serviceexports", n.Namespace, n.Service)
 		if err != nil {
 			g.notRead(finding.PathName, "%v", err)
 			continue

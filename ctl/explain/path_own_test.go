@@ -60,7 +60,7 @@ func TestOwnName(t *testing.T) {
 			Findings: []*semaphorev1.Finding{{Code: string(finding.NoTunnel), Cluster: "c3", First: []string{"node m3"}}},
 			OwnNames: []*semaphorev1.OwnNameStatus{{Namespace: "shop", Service: "web", Use: "failover",
 				Clusters: []string{"c2"}, All: 1, Enough: "1"}}}}
-		g := &pathGatherer{pathOptions: pathOptions{domain: "cluster.local"}, sides: []*side{here}, source: here,
+		g := &pathGatherer{explainer: &explainer{domain: "cluster.local"}, sides: []*side{here}, source: here,
 			protocol: "TCP", facts: &policy.Facts{Now: time.Now(), NotRead: map[finding.Code][]string{},
 				Source: policy.Pod{Cluster: "c1", IP: netip.MustParseAddr("10.1.0.9")}}}
 		if err := g.findTarget(t.Context(), testkit.Value(parseEnd(text))(t)); err != nil {

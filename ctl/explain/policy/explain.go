@@ -12,6 +12,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/utils/ptr"
 )
 
 type Cluster struct {
@@ -85,7 +87,6 @@ type Result struct {
 type Judged struct {
 	// Policy is "Kind namespace/name".
 	Policy string
-	Tier   string
 	// Outcome is "allows", "denies", "passes", "says nothing", or "may …".
 	Outcome string
 	// Detail names the rule, or why no rule matches.
@@ -182,7 +183,7 @@ func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict,
 			}
 			asked = true
 			w := e.ask(p)
-			judged := Judged{Policy: p.title, Tier: p.tier, Outcome: says(w.action), Detail: w.detail}
+			judged := Judged{Policy: p.title, Outcome: says(w.action), Detail: w.detail}
 			if len(w.open) > 0 {
 				judged.Outcome, judged.Detail = "may "+verbs[w.open[0]], w.openDetail
 				open = append(open, fmt.Sprintf("%s %s it: %s", p.title, judged.Outcome, judged.Detail))
@@ -211,57 +212,32 @@ func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict,
 
 var verbs = map[calicov3.Action]string{calicov3.Allow: "allow", calicov3.Deny: "deny", calicov3.Pass: "pass"}
 
+var outcomes = map[calicov3.Action]string{calicov3.Allow: "allows", calicov3.Deny: "denies", calicov3.Pass: "passes"}
+
 // saysNothing is the outcome of a policy that selects the pod and has no rule for the packet.
 const saysNothing = "says nothing"
 
-func says(action calicov3.Action) string {
-	switch action {
-	case calicov3.Allow:
-		return "allows"
-	case calicov3.Deny:
-		return "denies"
-	case calicov3.Pass:
-		return "passes"
-	}
-	return saysNothing
-}
+func says(action calicov3.Action) string { return cmp.Or(outcomes[action], saysNothing) }
 
 type tier struct {
 	name   string
-	order  *float64
+	order  float64
 	action calicov3.Action
 }
 
 // tiers sorts them by order of evaluation: https://docs.tigera.io/calico/latest/reference/resources/tier
 func (e *explainer) tiers() []tier {
-	defaultOrder := float64(1_000_000)
-	out := []tier{}
+	out := []tier{{tierDefault, 1_000_000, calicov3.Deny}} // which are fixed
 	for _, t := range e.cluster.Tiers {
-		one := tier{t.Name, t.Spec.Order, calicov3.Deny}
-		if t.Spec.DefaultAction != nil {
-			one.action = *t.Spec.DefaultAction
+		if t.Name != tierDefault {
+			out = append(out, tier{t.Name, orderOf(t.Spec.Order), ptr.Deref(t.Spec.DefaultAction, calicov3.Deny)})
 		}
-		if t.Name == tierDefault {
-			continue // its order and action are fixed
-		}
-		out = append(out, one)
 	}
-	out = append(out, tier{tierDefault, &defaultOrder, calicov3.Deny})
 	slices.SortFunc(out, func(a, b tier) int {
-		return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.order, b.order), strings.Compare(a.name, b.name))
 	})
 	return out
 }
 
-// compareOrder sorts nil last.
-func compareOrder(a, b *float64) int {
-	switch {
-	case a == nil && b == nil:
-		return 0
-	case a == nil:
-		return 1
-	case b == nil:
-		return -1
-	}
-	return cmp.Compare(*a, *b)
-}
+// orderOf puts what has no order last.
+func orderOf(order *float64) float64 { return ptr.Deref(order, math.Inf(1)) }

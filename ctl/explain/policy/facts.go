@@ -182,7 +182,6 @@ type Sets struct {
 	// Names are such as "c1/shop/client". LastHeard is the age of the newest, zero for unknown.
 	Names     []string
 	LastHeard time.Time
-	// Label is the key and value of the source's label that puts it into a set; empty for none. Key is the key that it
-	// should have.
-	Label, Key string
+	// Labelled means that the source has a label that puts it into a set.
+	Labelled bool
 }

@@ -2,17 +2,11 @@ package policy
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 )
-
-func parse(text string) (netip.Addr, bool) {
-	a, err := netip.ParseAddr(text)
-	return a.Unmap(), err == nil
-}
 
 // missing returns changes that would admit the packet. For a set that no rule selects it names the selector that would.
 func (e *explainer) missing(policies []policy) []string {

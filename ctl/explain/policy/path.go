@@ -711,10 +711,11 @@ func (j *judge) set() Link {
 	needs := func(r *Result) bool { return r != nil && r.Verdict == Denied && r.NeedsSet }
 	may := func(r *Result) bool { return r == nil || r.Verdict == Depends && r.NeedsSet }
 	switch {
-	case needs(j.Ingress) && j.Sets != nil && len(j.Sets.Names) == 0 && j.Sets.Label == "" && j.Sets.Key != "":
+	case needs(j.Ingress) && j.Sets != nil && len(j.Sets.Names) == 0 && !j.Sets.Labelled:
+		const label = naming.DefaultLabelDomain + "/name"
 		return l.broken(fmt.Sprintf("in %s: kubectl -n %s label pod %s %s=NAME, by the workload's template",
-			j.Source.Cluster, j.Source.Namespace, j.Source.Name, j.Sets.Key),
-			"a policy of %s admits sets, and the pod has no label %s", j.Target.Cluster, j.Sets.Key)
+			j.Source.Cluster, j.Source.Namespace, j.Source.Name, label),
+			"a policy of %s admits sets, and the pod has no label %s", j.Target.Cluster, label)
 	case needs(j.Ingress):
 		return l.broken("semaphorectl get sets of "+j.Target.Cluster+", and semaphorectl trace setmember/"+
 			j.Source.Namespace+"/"+j.Source.Name, "a policy of %s admits sets, and no network set there has %s",

@@ -47,8 +47,7 @@ func good() *Facts {
 		There: way("n1", "c2", "m1"), Back: way("m1", "c1", "n1"),
 		TargetNode: &Node{Name: "m1", Ready: true, Since: ago(time.Hour), Agent: true},
 		Pools:      &Pools{NATOutgoing: true, Covering: "semaphore-c2"}, TargetPools: &Pools{Covering: "semaphore-c1"},
-		Sets: &Sets{Names: []string{"c1/shop/client"}, LastHeard: ago(time.Second), Label: "x",
-			Key: "semaphore.uw.systems/name"},
+		Sets:   &Sets{Names: []string{"c1/shop/client"}, LastHeard: ago(time.Second), Labelled: true},
 		Egress: &Result{Why: "no policy selects the pod for egress"}, Ingress: &Result{Why: "rule 1"},
 		NotRead: map[finding.Code][]string{},
 	}
@@ -213,7 +212,7 @@ func TestJudge(t *testing.T) {
 			"--agent m1"},
 		{"SNAT", func(f *Facts) { f.Pools.Covering = "" }, finding.PathPool, "replaces the source IP", "manageIPPools"},
 		{"pool assigns", func(f *Facts) { f.Pools.Enabled = true }, finding.PathPool, "assigns IPs of c2", "patch ippool"},
-		{"no label", func(f *Facts) { f.Sets.Names, f.Sets.Label = nil, ""; f.Ingress = denied("none allows", true) },
+		{"no label", func(f *Facts) { f.Sets.Names, f.Sets.Labelled = nil, false; f.Ingress = denied("none allows", true) },
 			finding.PathSet, "no label semaphore.uw.systems/name", "label pod client"},
 		{"set lacks it", func(f *Facts) { f.Sets.Names = nil; f.Ingress = denied("none allows", true) }, finding.PathSet,
 			"no network set there has 10.1.0.5", "semaphorectl get sets"},

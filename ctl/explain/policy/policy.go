@@ -9,10 +9,12 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
 // policy is a policy of any kind that applies to ingress of the pod.
@@ -21,7 +23,7 @@ type policy struct {
 	// namespace is empty for a policy of all namespaces.
 	namespace string
 	tier      string
-	order     *float64
+	order     float64
 	name      string
 	rules     []calicov3.Rule
 	// foreign holds, by index, which rules of Kubernetes name pods: no remote one can match.
@@ -40,7 +42,7 @@ func (e *explainer) selecting() []policy {
 	var out []policy
 	for i := range e.cluster.GlobalPolicies {
 		p := &e.cluster.GlobalPolicies[i]
-		if !e.about(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
+		if !e.aboutCalico(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
 			continue
 		}
 		title := "GlobalNetworkPolicy " + p.Name
@@ -50,13 +52,13 @@ func (e *explainer) selecting() []policy {
 		}
 		of, err := selectorOf(p.Spec.Selector, p.Spec.NamespaceSelector, p.Spec.ServiceAccountSelector)
 		if e.selects(title, of, err, own) {
-			out = append(out, policy{title: title, tier: tierOf(p.Spec.Tier), order: p.Spec.Order, name: p.Name,
-				rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
+			out = append(out, policy{title: title, tier: cmp.Or(p.Spec.Tier, tierDefault), order: orderOf(p.Spec.Order),
+				name: p.Name, rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
 	}
 	for i := range e.cluster.Policies {
 		p := &e.cluster.Policies[i]
-		if p.Namespace != e.packet.To.Namespace || !e.about(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
+		if p.Namespace != e.packet.To.Namespace || !e.aboutCalico(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
 			continue
 		}
 		if strings.HasPrefix(p.Name, kubePrefix) {
@@ -65,13 +67,13 @@ func (e *explainer) selecting() []policy {
 		title := fmt.Sprintf("NetworkPolicy %s/%s of Calico", p.Namespace, p.Name)
 		of, err := selectorOf(p.Spec.Selector, "", p.Spec.ServiceAccountSelector)
 		if e.selects(title, of, err, own) {
-			out = append(out, policy{title: title, namespace: p.Namespace, tier: tierOf(p.Spec.Tier), order: p.Spec.Order,
-				name: p.Name, rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
+			out = append(out, policy{title: title, namespace: p.Namespace, tier: cmp.Or(p.Spec.Tier, tierDefault),
+				order: orderOf(p.Spec.Order), name: p.Name, rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
 	}
 	for i := range e.cluster.KubePolicies {
 		p := &e.cluster.KubePolicies[i]
-		if p.Namespace != e.packet.To.Namespace || !e.aboutKube(&p.Spec) {
+		if p.Namespace != e.packet.To.Namespace || !about(e, p.Spec.PolicyTypes, true, len(p.Spec.Egress) > 0) {
 			continue
 		}
 		of, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
@@ -81,31 +83,29 @@ func (e *explainer) selecting() []policy {
 			continue
 		}
 		if of.Matches(labels.Set(e.packet.To.Labels)) {
-			order := kubeOrder
-			converted := kubePolicy(policy{title: title, namespace: p.Namespace, tier: tierDefault, order: &order,
-				name: kubePrefix + p.Name}, e.kubeRules(&p.Spec))
-			if e.packet.Egress {
-				turn(converted.rules)
-			}
-			out = append(out, converted)
+			out = append(out, e.kubePolicy(policy{title: title, namespace: p.Namespace, tier: tierDefault, order: kubeOrder,
+				name: kubePrefix + p.Name}, &p.Spec))
 		}
 	}
 	slices.SortStableFunc(out, func(a, b policy) int {
-		return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name),
+		return cmp.Or(cmp.Compare(a.order, b.order), strings.Compare(a.name, b.name),
 			strings.Compare(a.namespace, b.namespace))
 	})
 	return out
 }
 
-// about says whether a policy is about the packet's direction, with Calico's defaults for a policy without types.
-func (e *explainer) about(types []calicov3.PolicyType, egress, ingress []calicov3.Rule) bool {
-	switch {
-	case e.packet.Egress:
-		return slices.Contains(types, calicov3.PolicyTypeEgress) || len(types) == 0 && len(egress) > 0
-	case len(types) > 0:
-		return slices.Contains(types, calicov3.PolicyTypeIngress)
+// about says whether a policy is about the packet's direction: by its types, or without them if its rules imply ingress
+// or egress.
+func about[T ~string](e *explainer, types []T, ingress, egress bool) bool {
+	direction, implied := T(calicov3.PolicyTypeIngress), ingress
+	if e.packet.Egress {
+		direction, implied = T(calicov3.PolicyTypeEgress), egress
 	}
-	return len(egress) == 0 || len(ingress) > 0
+	return slices.Contains(types, direction) || len(types) == 0 && implied
+}
+
+func (e *explainer) aboutCalico(types []calicov3.PolicyType, egress, ingress []calicov3.Rule) bool {
+	return about(e, types, len(egress) == 0 || len(ingress) > 0, len(egress) > 0)
 }
 
 func (e *explainer) rules(ingress, egress []calicov3.Rule) []calicov3.Rule {
@@ -113,16 +113,6 @@ func (e *explainer) rules(ingress, egress []calicov3.Rule) []calicov3.Rule {
 		return egress
 	}
 	return ingress
-}
-
-// aboutKube is about for a policy of Kubernetes, where one that names no types is about ingress, and about egress if it
-// has rules for that.
-func (e *explainer) aboutKube(spec *networkingv1.NetworkPolicySpec) bool {
-	if e.packet.Egress {
-		return slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeEgress) ||
-			len(spec.PolicyTypes) == 0 && len(spec.Egress) > 0
-	}
-	return len(spec.PolicyTypes) == 0 || slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeIngress)
 }
 
 // kubeRules are the rules of the packet's direction, with From for the remote end of both.
@@ -136,18 +126,6 @@ func (e *explainer) kubeRules(spec *networkingv1.NetworkPolicySpec) []networking
 	}
 	return out
 }
-
-// turn makes rules about ingress, whose remote end is the source, into rules about egress. Ports are those of the
-// destination in both.
-func turn(rules []calicov3.Rule) {
-	for i := range rules {
-		ports := rules[i].Destination.Ports
-		rules[i].Source, rules[i].Destination = calicov3.EntityRule{}, rules[i].Source
-		rules[i].Destination.Ports = ports
-	}
-}
-
-func tierOf(name string) string { return cmp.Or(name, tierDefault) }
 
 func (e *explainer) selects(title string, of expression, err error, labels map[string]string) bool {
 	if err != nil {
@@ -184,46 +162,40 @@ func inherited(labels map[string]string, prefix, name string) map[string]string 
 
 // kubePolicy converts the rules of Kubernetes to Calico's form. Peers that select pods or namespaces mean the cluster's
 // own, and match no other source.
-func kubePolicy(p policy, rules []networkingv1.NetworkPolicyIngressRule) policy {
+func (e *explainer) kubePolicy(p policy, spec *networkingv1.NetworkPolicySpec) policy {
 	p.foreign = map[int]bool{}
-	for _, r := range rules {
+	for _, r := range e.kubeRules(spec) {
 		protocols := map[string][]numorstring.Port{}
 		for _, port := range r.Ports {
-			protocol := "TCP"
-			if port.Protocol != nil {
-				protocol = string(*port.Protocol)
-			}
-			protocols[protocol] = append(protocols[protocol], kubePort(port)...)
+			protocol := string(ptr.Deref(port.Protocol, corev1.ProtocolTCP))
+			protocols[protocol] = append(protocols[protocol], kubePort(port))
 		}
-		var sources []calicov3.EntityRule
-		pods := false
-		for _, from := range r.From {
-			if from.IPBlock != nil {
-				sources = append(sources, calicov3.EntityRule{Nets: []string{from.IPBlock.CIDR}, NotNets: from.IPBlock.Except})
-			} else {
-				pods = true
-			}
+		if len(r.Ports) == 0 {
+			protocols[""] = nil
 		}
-		if len(r.From) == 0 {
-			sources = append(sources, calicov3.EntityRule{})
-		}
-		add := func(source calicov3.EntityRule, pods bool) {
-			if len(r.Ports) == 0 {
-				protocols = map[string][]numorstring.Port{"": nil}
-			}
+		add := func(remote calicov3.EntityRule, pods bool) {
 			for _, protocol := range slices.Sorted(maps.Keys(protocols)) {
-				rule := calicov3.Rule{Action: calicov3.Allow, Source: source,
-					Destination: calicov3.EntityRule{Ports: protocols[protocol]}}
+				rule := calicov3.Rule{Action: calicov3.Allow}
+				end, _ := e.ends(&rule)
+				*end = remote
+				rule.Destination.Ports = protocols[protocol]
 				if protocol != "" {
-					named := numorstring.ProtocolFromString(protocol)
-					rule.Protocol = &named
+					rule.Protocol = new(numorstring.ProtocolFromString(protocol))
 				}
 				p.foreign[len(p.rules)] = pods
 				p.rules = append(p.rules, rule)
 			}
 		}
-		for _, source := range sources {
-			add(source, false)
+		if len(r.From) == 0 {
+			add(calicov3.EntityRule{}, false)
+		}
+		pods := false
+		for _, from := range r.From {
+			if from.IPBlock != nil {
+				add(calicov3.EntityRule{Nets: []string{from.IPBlock.CIDR}, NotNets: from.IPBlock.Except}, false)
+			} else {
+				pods = true
+			}
 		}
 		if pods {
 			add(calicov3.EntityRule{}, true)
@@ -232,15 +204,12 @@ func kubePolicy(p policy, rules []networkingv1.NetworkPolicyIngressRule) policy 
 	return p
 }
 
-// kubePort returns nothing for all ports.
-func kubePort(p networkingv1.NetworkPolicyPort) []numorstring.Port {
+func kubePort(p networkingv1.NetworkPolicyPort) numorstring.Port {
 	switch {
 	case p.Port == nil:
-		return []numorstring.Port{{MinPort: 0, MaxPort: 65535}}
+		return numorstring.Port{MinPort: 0, MaxPort: 65535}
 	case p.Port.Type == intstr.String:
-		return []numorstring.Port{numorstring.NamedPort(p.Port.StrVal)}
-	case p.EndPort != nil:
-		return []numorstring.Port{{MinPort: uint16(p.Port.IntVal), MaxPort: uint16(*p.EndPort)}}
+		return numorstring.NamedPort(p.Port.StrVal)
 	}
-	return []numorstring.Port{numorstring.SinglePort(uint16(p.Port.IntVal))}
+	return numorstring.Port{MinPort: uint16(p.Port.IntVal), MaxPort: uint16(ptr.Deref(p.EndPort, p.Port.IntVal))}
 }

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -200,8 +201,8 @@ func (e *explainer) destination(p policy, r *calicov3.EntityRule) string {
 		return "it does not mean the pod (destination)"
 	}
 	for _, ip := range e.packet.To.Status.PodIPs {
-		at, ok := parse(ip.IP)
-		if !ok || at.Is4() != e.packet.From.Is4() {
+		at, err := netip.ParseAddr(ip.IP)
+		if at = at.Unmap(); err != nil || at.Is4() != e.packet.From.Is4() {
 			continue
 		}
 		if len(r.Nets) > 0 && !holds(r.Nets, at) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -21,12 +22,7 @@ const (
 type expression struct{ all []Selector }
 
 func (x expression) matches(labels map[string]string) bool {
-	for _, s := range x.all {
-		if !s(labels) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(x.all, func(s Selector) bool { return !s(labels) })
 }
 
 func (x expression) empty() bool { return len(x.all) == 0 }
