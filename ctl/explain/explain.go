@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -260,7 +261,7 @@ func describeSource(say func(string, ...any), from end, sets *fleet.BrokerSets) 
 	for _, s := range sets.Sets {
 		for _, p := range podsOf(s, from) {
 			say("%s/%s/%s is in set %s, last update %s ago: %s", s.GetCluster(), s.GetNamespace(), p.GetName(),
-				show.SetName(s), show.SetAge(sets.Now, s.GetLastHeard()), show.SetState(s))
+				show.SetName(s), show.Age(sets.Now, finding.TimeOf(s.GetLastHeard())), show.SetState(s))
 			for _, text := range p.GetIps() {
 				if ip, err := netip.ParseAddr(text); err == nil && !slices.Contains(ips, ip) {
 					ips = append(ips, ip)

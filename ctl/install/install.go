@@ -167,7 +167,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 		return err
 	}
 	said := w
-	if i.dryRun { // standard output is for kubectl
+	if i.dryRun.On() { // standard output is for kubectl
 		said = progress
 	}
 	var all []*installation
@@ -189,7 +189,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	if err := show.PrintBlockers(said, findings); err != nil {
 		return err
 	}
-	if i.dryRun {
+	if i.dryRun.On() {
 		var clusters []show.Planned
 		for _, one := range all {
 			clusters = append(clusters, show.Planned{Context: one.Cluster.Context, Objects: one.objects,
@@ -237,7 +237,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 			return nil, nil, fmt.Errorf("%s: with the options of earlier runs: %w", c.Context, err)
 		}
 	}
-	authority, err := one.authority(ctx, !bool(i.dryRun), refuse)
+	authority, err := one.authority(ctx, !i.dryRun.On(), refuse)
 	if err != nil {
 		return nil, nil, err
 	}

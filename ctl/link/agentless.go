@@ -149,7 +149,7 @@ func (l *linker) checkAgentless() error {
 		return errors.New("--features: it is for --agentless")
 	case len(a.contexts) > 0 && l.withAll:
 		return errors.New("--with-all: without --agentless; name the clusters that read by --context")
-	case len(a.contexts) > 0 && bool(l.dryRun):
+	case len(a.contexts) > 0 && l.dryRun.On():
 		return errors.New("--dry-run: with --agentless there are Secrets; the manifests are in deploy/reader and " +
 			"deploy/foreign-exporter")
 	}

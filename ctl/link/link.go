@@ -391,7 +391,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	said := w
-	if l.dryRun { // standard output is for kubectl
+	if l.dryRun.On() { // standard output is for kubectl
 		said = l.progress
 	}
 	if err := checkLinkable(said, all, pairs); err != nil {
@@ -404,7 +404,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if err := l.says.Propose(reading, said, gets); err != nil {
 		return err
 	}
-	if l.dryRun {
+	if l.dryRun.On() {
 		return l.print(w, all, gets)
 	}
 	if err := l.says.Ask(ctx, l.progress, gets); err != nil {

@@ -1,6 +1,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -27,11 +28,7 @@ func (c *Columns) Print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if e.GetNode() != "" {
 		who += "/" + e.GetNode()
 	}
-	source := "-"
-	if e.GetSource() != "" {
-		source = e.GetSource()
-	}
-	lag := ""
+	source, lag := cmp.Or(e.GetSource(), "-"), ""
 	if e.GetObservedAt() != nil {
 		lag = e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Round(100 * time.Microsecond).String()
 		if lag[0] != '-' {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
@@ -44,32 +43,14 @@ func ClusterFlag(cmd *cobra.Command, name *string, use string) {
 
 // DryRun is the value of --dry-run, which has one meaning for all verbs: they change nothing, and print their plan. Its
 // values are kubectl's.
-type DryRun bool
+type DryRun struct{ choice }
 
-var _ pflag.Value = (*DryRun)(nil)
-
-func (d *DryRun) String() string {
-	if *d {
-		return "client"
-	}
-	return "none"
-}
-
-func (d *DryRun) Type() string { return "string" }
-
-// Set fails for a value other than client and none.
-func (d *DryRun) Set(text string) error {
-	if text != "none" && text != "client" {
-		return errors.New("use client or none")
-	}
-	*d = text == "client"
-	return nil
-}
+func (d *DryRun) On() bool { return d.Chosen == "client" }
 
 func DryRunFlag(cmd *cobra.Command, d *DryRun) {
-	cmd.Flags().Var(d, "dry-run", "client changes nothing, and prints what would be done")
+	d.choice = choice{of: []string{"client", "none"}, Chosen: "none"}
+	d.flag(cmd, "dry-run", "", "client changes nothing, and prints what would be done")
 	cmd.Flags().Lookup("dry-run").NoOptDefVal = "client"
-	CompleteFlag(cmd, "dry-run", OneOf("none", "client"))
 }
 
 // YesFlag adds --yes of a verb that prints its plan, and without the flag does no more.

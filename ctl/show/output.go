@@ -15,53 +15,60 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Outputs is the value of -o, which takes the formats of a verb and no other.
-type Outputs struct {
+// choice is the value of a flag that takes some texts and no other.
+type choice struct {
 	of     []string
 	Chosen string
 }
 
-var _ pflag.Value = (*Outputs)(nil)
+var _ pflag.Value = (*choice)(nil)
 
-func (o *Outputs) String() string { return o.Chosen }
+func (c *choice) String() string { return c.Chosen }
 
-func (o *Outputs) Type() string { return "string" }
+func (c *choice) Type() string { return "string" }
 
-// Set fails for a format that is none of the verb's.
-func (o *Outputs) Set(text string) error {
-	if !slices.Contains(o.of, text) {
-		return errors.New("use " + o.list())
+// Set fails for a text that is none of the flag's.
+func (c *choice) Set(text string) error {
+	if !slices.Contains(c.of, text) {
+		return errors.New("use " + c.list())
 	}
-	o.Chosen = text
+	c.Chosen = text
 	return nil
 }
 
 // list returns a text such as "table, json or yaml".
-func (o *Outputs) list() string {
-	last := len(o.of) - 1
-	return strings.Join(o.of[:last], ", ") + " or " + o.of[last]
+func (c *choice) list() string {
+	last := len(c.of) - 1
+	return strings.Join(c.of[:last], ", ") + " or " + c.of[last]
 }
 
-// OutputFlag adds -o with these formats, the first as the default, and their completion.
+// flag adds the flag with its completion.
+func (c *choice) flag(cmd *cobra.Command, name, short, usage string) {
+	cmd.Flags().VarP(c, name, short, usage)
+	CompleteFlag(cmd, name, OneOf(c.of...))
+}
+
+// Outputs is the value of -o.
+type Outputs struct{ choice }
+
+// OutputFlag adds -o with these formats, the first as the default.
 func OutputFlag(cmd *cobra.Command, formats ...string) *Outputs {
-	o := &Outputs{of: formats, Chosen: formats[0]}
-	cmd.Flags().VarP(o, "output", "o", o.list())
-	CompleteFlag(cmd, "output", OneOf(formats...))
+	o := &Outputs{choice{of: formats, Chosen: formats[0]}}
+	o.flag(cmd, "output", "o", o.list())
 	return o
 }
 
 // PlannedFlags adds --dry-run and -o of a verb that can print the objects in place of writing them.
 func PlannedFlags(cmd *cobra.Command, d *DryRun) *Outputs {
 	DryRunFlag(cmd, d)
-	o := &Outputs{of: []string{"yaml", "json"}}
-	cmd.Flags().VarP(o, "output", "o", "with --dry-run=client, what prints the objects: "+o.list()+" (default yaml)")
-	CompleteFlag(cmd, "output", OneOf(o.of...))
+	o := &Outputs{choice{of: []string{"yaml", "json"}}}
+	o.flag(cmd, "output", "o", "with --dry-run=client, what prints the objects: "+o.list()+" (default yaml)")
 	return o
 }
 
 // CheckPlanned fails for a format without --dry-run=client, when there are no objects to print.
 func CheckPlanned(o *Outputs, d DryRun) error {
-	if o.Chosen != "" && !bool(d) {
+	if o.Chosen != "" && !d.On() {
 		return errors.New("--output: it is for --dry-run=client")
 	}
 	return nil

@@ -22,10 +22,7 @@ func Report(w io.Writer, findings []Finding, output string, beside ...map[string
 		count[f.Level]++
 	}
 	if output != "table" {
-		if findings == nil {
-			findings = []Finding{}
-		}
-		value := map[string]any{"findings": findings, "errors": count[finding.Error],
+		value := map[string]any{"findings": append([]Finding{}, findings...), "errors": count[finding.Error],
 			"warnings": count[finding.Warning], "notChecked": count[finding.NotChecked]}
 		for _, more := range beside {
 			maps.Copy(value, more)

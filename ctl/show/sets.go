@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -49,9 +47,10 @@ func SomeOf(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-func SetAge(now time.Time, heard *timestamppb.Timestamp) string {
-	if heard == nil {
+// Age is the time from at to now; "-" for an unknown one.
+func Age(now, at time.Time) string {
+	if at.IsZero() {
 		return "-"
 	}
-	return Short(now.Sub(heard.AsTime()))
+	return Short(max(now.Sub(at), 0))
 }

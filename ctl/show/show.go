@@ -60,24 +60,20 @@ func Clear(w io.Writer) bool {
 	return err == nil
 }
 
-// document is JSON as it is printed, as itself or as YAML, so that no text from another cluster can control a terminal.
-// JSON escapes an unprintable character (RFC 8259, section 7), so that programs read the original; YAML has no escape
-// for characters that it considers printable, such as U+202E, so these become spaces, as in tables.
-func document(data []byte, output string) (string, error) {
-	if output != "yaml" {
-		return strings.TrimSpace(escaped(string(data))), nil
-	}
-	lines, err := yaml.JSONToYAML([]byte(Printable(string(data))))
-	return strings.TrimSpace(string(lines)), err
-}
-
-// PrintDocument prints JSON as JSON or as YAML. It fails if w does, and for data that YAML cannot have.
+// PrintDocument prints JSON as JSON or as YAML, so that no text from another cluster can control a terminal. JSON
+// escapes an unprintable character (RFC 8259, section 7), so that programs read the original; YAML has no escape for
+// characters that it considers printable, such as U+202E, so these become spaces, as in tables. It fails if w does, and
+// for data that YAML cannot have.
 func PrintDocument(w io.Writer, data []byte, output string) error {
-	text, err := document(data, output)
-	if err != nil {
-		return err
+	text := escaped(string(data))
+	if output == "yaml" {
+		lines, err := yaml.JSONToYAML([]byte(Printable(string(data))))
+		if err != nil {
+			return err
+		}
+		text = string(lines)
 	}
-	_, err = fmt.Fprintln(w, text)
+	_, err := fmt.Fprintln(w, strings.TrimSpace(text))
 	return err
 }
 

@@ -3,6 +3,7 @@ package show
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
@@ -61,12 +62,7 @@ func Table(out *strings.Builder, rows [][]string, most int) {
 		return n - 2
 	}
 	for total() > most {
-		widest := 0
-		for i, w := range widths {
-			if w > widths[widest] {
-				widest = i
-			}
-		}
+		widest := slices.Index(widths, slices.Max(widths))
 		if widths[widest] <= 4 {
 			break
 		}

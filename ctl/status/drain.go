@@ -67,7 +67,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 				if req.Target, err = d.parse(args[0]); err != nil {
 					return err
 				}
-				req.DryRun = bool(dry)
+				req.DryRun = dry.On()
 				if cmd.Flags().Changed("for") {
 					if lasts < time.Second {
 						return fmt.Errorf("--for %s: use 1s or more", lasts)

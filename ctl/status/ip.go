@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -28,8 +28,8 @@ type held struct {
 	UID       string `json:"uid"`
 	Set       string `json:"set"`
 	// From is absent for a time before the broker's memory, Until for a pod that has the address.
-	From  *time.Time `json:"from,omitempty"`
-	Until *time.Time `json:"until,omitempty"`
+	From  time.Time `json:"from,omitzero"`
+	Until time.Time `json:"until,omitzero"`
 }
 
 func ipCommand(access *fleet.Access) *cobra.Command {
@@ -98,21 +98,15 @@ func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *s
 
 // end is when a pod lost the address, in Unix time; that of one that has it is the highest.
 func (h held) end() int64 {
-	if h.Until == nil {
+	if h.Until.IsZero() {
 		return math.MaxInt64
 	}
 	return h.Until.UnixNano()
 }
 
 func holder(by string, h *semaphorev1.Holder) held {
-	of := func(at *timestamppb.Timestamp) *time.Time {
-		if at == nil {
-			return nil
-		}
-		return new(at.AsTime())
-	}
 	return held{By: by, Cluster: h.GetCluster(), Namespace: h.GetNamespace(), Pod: h.GetPod(), UID: h.GetUid(),
-		Set: h.GetSet(), From: of(h.GetFrom()), Until: of(h.GetUntil())}
+		Set: h.GetSet(), From: finding.TimeOf(h.GetFrom()), Until: finding.TimeOf(h.GetUntil())}
 }
 
 func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output string) error {
@@ -123,8 +117,8 @@ func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output s
 			Since   time.Time `json:"complete_since"`
 		}{ip.String(), all, since}, output)
 	}
-	text := func(t *time.Time, none string) string {
-		if t == nil {
+	text := func(t time.Time, none string) string {
+		if t.IsZero() {
 			return none
 		}
 		return t.UTC().Format("2006-01-02 15:04:05Z")
@@ -136,6 +130,6 @@ func printHeld(w io.Writer, ip netip.Addr, all []held, since time.Time, output s
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", pod, show.Printable(h.Set), text(h.From, "before"), text(h.Until, "now"),
 				h.By)
 		}
-		fmt.Fprintf(t, "complete since %s\n", text(&since, ""))
+		fmt.Fprintf(t, "complete since %s\n", text(since, ""))
 	}))
 }

@@ -68,9 +68,9 @@ func TestPrintHeld(t *testing.T) {
 	end := at.Add(time.Minute)
 	var out bytes.Buffer
 	must(t, printHeld(&out, netip.MustParseAddr("10.2.0.5"), []held{
-		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "db-0", UID: "u2", Set: "db", From: &end},
-		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "web\x1b[2J", UID: "u1", Set: "web", From: &at, Until: &end},
-		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "old", UID: "u0", Set: "web", Until: &at},
+		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "db-0", UID: "u2", Set: "db", From: end},
+		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "web\x1b[2J", UID: "u1", Set: "web", From: at, Until: end},
+		{By: "c1", Cluster: "c2", Namespace: "shop", Pod: "old", UID: "u0", Set: "web", Until: at},
 	}, at.Add(-time.Hour), "table"))
 	ctltest.Golden(t, "ip", out.String())
 }

@@ -6,6 +6,7 @@ package status
 import (
 	"errors"
 	"io"
+	"slices"
 
 	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
@@ -23,12 +24,9 @@ func draw(w io.Writer, m *mesh.Mesh, output string) error {
 
 // Exit returns an error, with its exit code, if no part was reached or a shown mesh is not well.
 func Exit(facts []mesh.Facts, m *mesh.Mesh) error {
-	reached := false
-	for _, f := range facts {
-		reached = reached || len(f.Parts) > 0
-	}
+	reached := func(f mesh.Facts) bool { return len(f.Parts) > 0 }
 	switch {
-	case !reached:
+	case !slices.ContainsFunc(facts, reached):
 		return errors.New(show.Printable(m.Verdict))
 	case !m.Well:
 		return program.ExitError{Code: show.ExitWrong, Err: errors.New(show.Printable(m.Verdict))}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -114,21 +113,20 @@ func servicesAt(ctx context.Context, p *fleet.Part, like *semaphorev1.ObjectKey)
 		more += len(chosen) - maxServices
 		chosen = chosen[:maxServices]
 	}
-	var mu sync.Mutex // of all
+	described := make([][]service, len(chosen))
 	g, asking := errgroup.WithContext(ctx)
 	g.SetLimit(8)
-	for _, name := range chosen {
+	for i, name := range chosen {
 		g.Go(func() error {
 			namespace, own, _ := strings.Cut(name, "/")
 			answer, err := p.Locate(asking, &semaphorev1.LocateRequest{Object: &semaphorev1.ObjectKey{
 				Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: own}})
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, describe(s.GetCluster(), name, answer.GetPlaces())...)
+			described[i] = describe(s.GetCluster(), name, answer.GetPlaces())
 			return err
 		})
 	}
 	err = g.Wait()
+	all = slices.Concat(described...)
 	slices.SortFunc(all, func(a, b service) int {
 		return cmp.Or(strings.Compare(a.Service, b.Service), strings.Compare(a.From, b.From),
 			strings.Compare(a.Object, b.Object))

@@ -123,20 +123,19 @@ func printSets(w io.Writer, found *fleet.BrokerSets, output string, pods bool) e
 			}
 			objects := objectsOf(s)
 			fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", show.SetName(s), len(s.GetPods()), addresses(s),
-				show.SetAge(found.Now, s.GetLastHeard()), objects[0], state)
+				show.Age(found.Now, finding.TimeOf(s.GetLastHeard())), objects[0], state)
 			for _, more := range objects[1:] {
 				fmt.Fprintf(t, "\t\t\t\t%s\t\n", more)
 			}
 		}
-		if pods {
-			fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
+		if !pods {
+			return
 		}
+		fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
 		for _, s := range found.Sets {
 			for _, p := range s.GetPods() {
-				if pods {
-					fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(),
-						strings.Join(p.GetIps(), " "), p.GetUid())
-				}
+				fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(),
+					strings.Join(p.GetIps(), " "), p.GetUid())
 			}
 		}
 	})

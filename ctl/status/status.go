@@ -142,27 +142,19 @@ func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached err
 			wrong = append(wrong, show.Printable(who+": "+v))
 		}
 	}
-	if err := printAnswers(w, answered, output); err != nil {
-		return err
+	for i, s := range answered {
+		if i > 0 {
+			io.WriteString(w, map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output])
+		}
+		if err := printStatus(w, s, output); err != nil {
+			return err
+		}
 	}
 	if len(unreachable) > 0 {
 		return errors.New(strings.Join(unreachable, "; "))
 	}
 	if len(wrong) > 0 {
 		return program.ExitError{Code: show.ExitWrong, Err: errors.New(strings.Join(wrong, "; "))}
-	}
-	return nil
-}
-
-func printAnswers(w io.Writer, answers []*semaphorev1.GetStatusResponse, output string) error {
-	for i, s := range answers {
-		if i > 0 {
-			separator := map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output]
-			io.WriteString(w, separator)
-		}
-		if err := printStatus(w, s, output); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -30,10 +30,10 @@ type location struct {
 	Cluster string `json:"cluster,omitempty"`
 	Object  string `json:"object"`
 	// State is done, waiting, absent or failed.
-	State       string     `json:"state"`
-	Detail      string     `json:"detail,omitempty"`
-	ObservedAt  *time.Time `json:"observed_at,omitempty"`
-	ConfirmedAt *time.Time `json:"confirmed_at,omitempty"`
+	State       string    `json:"state"`
+	Detail      string    `json:"detail,omitempty"`
+	ObservedAt  time.Time `json:"observed_at,omitzero"`
+	ConfirmedAt time.Time `json:"confirmed_at,omitzero"`
 }
 
 // locate asks all parts where an object is, and returns that in the order in which a change travels. A part that cannot
@@ -67,7 +67,7 @@ func locate(ctx context.Context, parts []*fleet.Part, o object) ([]location, err
 	// Where a cluster has no such object its exporter says no more than that; that is news of no one's.
 	named := slices.ContainsFunc(all, func(p location) bool { return p.Hop == debug.HopSource && p.State != "absent" })
 	all = slices.DeleteFunc(all, func(p location) bool {
-		return named && p.State == "absent" && (p.Hop == debug.HopSource || p.Hop == debug.HopExport && p.ObservedAt == nil)
+		return named && p.State == "absent" && (p.Hop == debug.HopSource || p.Hop == debug.HopExport && p.ObservedAt.IsZero())
 	})
 	slices.SortStableFunc(all, func(a, b location) int {
 		return cmp.Or(slices.Index(debug.Hops, a.Hop)-slices.Index(debug.Hops, b.Hop), strings.Compare(a.At, b.At),
@@ -83,10 +83,10 @@ func placeOf(s *semaphorev1.GetStatusResponse, p *semaphorev1.Place) location {
 		out.At += "/" + s.GetNode()
 	}
 	if p.GetObservedAt().IsValid() {
-		out.ObservedAt = new(p.GetObservedAt().AsTime())
+		out.ObservedAt = p.GetObservedAt().AsTime()
 	}
 	if p.GetConfirmedAt().IsValid() {
-		out.ConfirmedAt = new(p.GetConfirmedAt().AsTime())
+		out.ConfirmedAt = p.GetConfirmedAt().AsTime()
 	}
 	return out
 }
@@ -94,18 +94,12 @@ func placeOf(s *semaphorev1.GetStatusResponse, p *semaphorev1.Place) location {
 // placeTable returns a table. CHANGED is how long ago the source saw the last change, and SEEN how long ago the part
 // last saw or confirmed its answer.
 func placeTable(places []location, now time.Time) string {
-	ago := func(at *time.Time) string {
-		if at == nil {
-			return "-"
-		}
-		return show.Short(max(now.Sub(*at), 0))
-	}
 	return show.Tabbed(func(t io.Writer) {
 		fmt.Fprintln(t, "HOP\tAT\tCLUSTER\tSTATE\tOBJECT\tCHANGED\tSEEN\tDETAIL")
 		for _, p := range places {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", show.Printable(p.Hop), show.Printable(p.At),
-				cmp.Or(show.Printable(p.Cluster), "-"), p.State, show.Printable(p.Object), ago(p.ObservedAt),
-				ago(p.ConfirmedAt), show.Printable(p.Detail))
+				cmp.Or(show.Printable(p.Cluster), "-"), p.State, show.Printable(p.Object), show.Age(now, p.ObservedAt),
+				show.Age(now, p.ConfirmedAt), show.Printable(p.Detail))
 		}
 	})
 }

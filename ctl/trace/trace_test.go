@@ -185,9 +185,9 @@ func TestHops(t *testing.T) {
 	var out strings.Builder
 	places := []location{
 		{Hop: "export", Part: "exporter", At: "c2", Object: "node m1 for c1", State: "done", Detail: "to c1, revision 4",
-			ObservedAt: &at},
+			ObservedAt: at},
 		{Hop: "agents", Part: "broker", At: "c1", Cluster: "c2", Object: "peer c2/m1", State: "waiting",
-			Detail: "1 of 2 attached agents have programmed it, not n2", ObservedAt: &at, ConfirmedAt: &at},
+			Detail: "1 of 2 attached agents have programmed it, not n2", ObservedAt: at, ConfirmedAt: at},
 	}
 	must(t, printTrace(&out, object{kind: "node", name: "m1"}, places, all, at.Add(time.Minute), "table"))
 	ctltest.Golden(t, "trace", out.String())
