@@ -351,10 +351,15 @@ func (a *Applier) Keep(ctx context.Context, r *Record) error {
 	if err != nil {
 		return err
 	}
+	_, err = a.Forced().Apply(ctx, o)
+	return err
+}
+
+// Forced is for objects that no other program writes.
+func (a *Applier) Forced() *Applier {
 	forced := *a
 	forced.Force = true
-	_, err = forced.Apply(ctx, o)
-	return err
+	return &forced
 }
 
 // Workload names an object with pods of the namespace of the parts.

@@ -122,7 +122,7 @@ type keyPair struct{ cert, key []byte }
 // Introduction is one cluster's share of another: its roots and, except by pki exchange, its RemoteCluster. introduce
 // is the only function that writes either.
 type Introduction struct {
-	Here *Store
+	Here *OwnIdentity
 	// There is a context, and Name that cluster's word for its name.
 	There, Name string
 	Bundle      []byte
@@ -140,6 +140,17 @@ type Introduction struct {
 	Pods, Nodes []netip.Prefix
 	Object      *unstructured.Unstructured
 	before      *known
+}
+
+// Introduce returns a cluster's share of another, as their certificates and roots have it. It fails for roots that no
+// other cluster may have.
+func Introduce(here, there *OwnIdentity) (*Introduction, error) {
+	bundle, err := identity.PeerBundle(here.Name, there.Name, there.Bundle)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", there.Cluster.Context, err)
+	}
+	return &Introduction{Here: here, There: there.Cluster.Context, Name: there.Name, Bundle: bundle,
+		Proof: &there.Proof}, nil
 }
 
 // known is a remote that a cluster has already.
@@ -193,7 +204,7 @@ func (p *Store) remotesOf(ctx context.Context) (map[string]*known, error) {
 // object cannot be read.
 func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, error) {
 	var found []show.Finding
-	has := map[*Store]map[string]*known{}
+	has := map[*OwnIdentity]map[string]*known{}
 	for _, x := range all {
 		if has[x.Here] == nil {
 			known, err := x.Here.remotesOf(ctx)
@@ -355,6 +366,21 @@ func (o *Word) refuse(ctx context.Context, w io.Writer, all []*Introduction) err
 	return show.Report(w, found, "table")
 }
 
+// Agreed writes a proposal to which the operator agrees, in a time of its own: the answer may take long. It fails as
+// Ask, Confirm and write do.
+func (o *Word) Agreed(ctx context.Context, within time.Duration, w, prompt io.Writer, all []*Introduction,
+	write func(context.Context) error) error {
+	if err := o.Ask(ctx, prompt, all); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if err := o.Confirm(ctx, w, all); err != nil {
+		return err
+	}
+	return write(ctx)
+}
+
 // Confirm judges a proposal again right before it is written: another operator may have written since, and of two
 // writes by semaphorectl the apiserver takes the later one. It fails with the obstacles, and if a share is another than
 // before.
@@ -377,26 +403,26 @@ func (o *Word) Confirm(ctx context.Context, w io.Writer, all []*Introduction) er
 // Write writes the proposal. It tries every write as a dry run first; roots come last. It fails at the first that is
 // refused, after which a further call writes the rest.
 func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) error) error {
-	for _, dry := range []bool{true, false} {
+	for _, dryRun := range [][]string{{metav1.DryRunAll}, nil} {
 		for _, x := range all {
 			if x.Object != nil {
 				// First: admission policies refuse endpoints of a remote whose subnets they do not know.
-				if err := x.Here.PinSubnets(ctx, x.Name, x.Pods, dry); err != nil {
+				if err := x.Here.PinSubnets(ctx, x.Name, x.Pods, dryRun...); err != nil {
 					return err
 				}
-				if err := x.Here.applyRemote(ctx, x.Object, dry); err != nil {
+				if err := x.Here.applyRemote(ctx, x.Object, dryRun...); err != nil {
 					return err
 				}
 			}
-			if dry {
-				if err := x.Here.trust(ctx, x.Name, x.Bundle, dry); err != nil {
+			if dryRun != nil {
+				if err := x.Here.trust(ctx, x.Name, x.Bundle, dryRun...); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	for _, x := range all {
-		if err := x.Here.trust(ctx, x.Name, x.Bundle, false); err != nil {
+		if err := x.Here.trust(ctx, x.Name, x.Bundle); err != nil {
 			return err
 		}
 		if err := wrote(x); err != nil {
@@ -406,26 +432,19 @@ func Write(ctx context.Context, all []*Introduction, wrote func(*Introduction) e
 	return nil
 }
 
-// dryRun is the value of the option for a write that is only tried.
-func dryRun(dry bool) []string {
-	if dry {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
-}
-
-func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructured, dry bool) error {
-	if _, err := apply.ServerSideApply(ctx, p.remotes, object.GetName(), object, false, dryRun(dry)...); err != nil {
-		return fmt.Errorf("%s: RemoteCluster %s: %w", p.Cluster.Context, object.GetName(), err)
+func (p *Store) applyRemote(ctx context.Context, object *unstructured.Unstructured, dryRun ...string) error {
+	ref := apply.RefOf(object)
+	if _, err := apply.ServerSideApply(ctx, p.Of(ref), ref.Name, object, false, dryRun...); err != nil {
+		return fmt.Errorf("%s: %s: %w", p.Cluster.Context, ref, err)
 	}
 	return nil
 }
 
 // trust writes the roots of a cluster to the ConfigMap of bundles, and keeps those of others.
-func (p *Store) trust(ctx context.Context, name string, bundle []byte, dry bool) error {
+func (p *Store) trust(ctx context.Context, name string, bundle []byte, dryRun ...string) error {
 	ref := apply.ConfigMapRef(p.Cluster.Namespace, identity.BundlesConfigMap)
-	if err := apply.SetData(ctx, p.configMaps, ref, map[string]any{name + ".pem": string(bundle)}, "",
-		dryRun(dry)...); err != nil {
+	roots := map[string]any{name + ".pem": string(bundle)}
+	if err := apply.SetData(ctx, p.Of(ref), ref, roots, "", dryRun...); err != nil {
 		return fmt.Errorf("%s: %w", p.Cluster.Context, err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package certs
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"os"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/preflight"
 	"github.com/kube-semaphore/semaphore/test/testkit/ctltest"
@@ -163,8 +165,9 @@ func TestConfirm(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, cfg)
 	kubetest.Namespace(t, kubernetes.NewForConfigOrDie(cfg), "semaphore")
+	hub := testkit.Value(fleet.NewCluster("hub", "semaphore", cfg))(t)
 	pods := preflight.Subnets{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}}
-	proposed := []*Introduction{{Here: Of(testkit.Value(fleet.NewCluster("hub", "semaphore", cfg))(t)), There: "eu",
+	proposed := []*Introduction{{Here: &OwnIdentity{Store: Of(apply.New(hub, io.Discard))}, There: "eu",
 		Name: "prod", Bundle: []byte("roots"), Facts: &preflight.Cluster{Pods: pods}, Addresses: []string{"b.example:8443"}}}
 	says, said := &Word{}, &strings.Builder{}
 	must(t, says.Propose(t.Context(), said, proposed))

@@ -2,7 +2,6 @@ package certs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -28,14 +27,6 @@ func Command(access *fleet.Access) *cobra.Command {
 	return cmd
 }
 
-// place returns an error unless a verb has either a directory or a cluster.
-func place(dir string, access *fleet.Access) error {
-	if (dir == "") == !access.Given() {
-		return errors.New("--dir, --context: give one of them")
-	}
-	return nil
-}
-
 func pkiInitCommand(access *fleet.Access) *cobra.Command {
 	var dir, cluster string
 	var v validity
@@ -49,22 +40,17 @@ what is missing and writes over nothing.
   semaphorectl pki init --context c1 --cluster c1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := place(dir, access); err != nil {
+			return either(cmd.Context(), access, dir, func() error {
+				if err := identity.Init(dir, cluster, v.is(), time.Now()); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.ErrOrStderr(), "made in %[3]s: the authority of %[1]s, and certificates of %[2]s\n"+
+					"keep %[3]s/ca.key where nobody else reads it; for the peers: semaphorectl pki bundle --dir %[3]s\n",
+					cluster, strings.Join(identity.Parts, ", "), dir)
 				return err
-			}
-			if dir == "" {
-				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
-					return p.create(ctx, cmd.ErrOrStderr(), cluster, v.is())
-				})
-			}
-			if err := identity.Init(dir, cluster, v.is(), time.Now()); err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(),
-				"made in %[3]s: the authority of %[1]s, and certificates of %[2]s\nkeep %[3]s/ca.key where nobody else reads it; "+
-					"for the peers: semaphorectl pki bundle --dir %[3]s\n",
-				cluster, strings.Join(identity.Parts, ", "), dir)
-			return nil
+			}, func(ctx context.Context, p *Store) error {
+				return p.create(ctx, cmd.ErrOrStderr(), cluster, v.is())
+			})
 		},
 	}
 	show.ClusterFlag(cmd, &cluster, "that of this one, as in its configuration files")
@@ -82,23 +68,20 @@ func pkiBundleCommand(access *fleet.Access) *cobra.Command {
 		Short: "print the root certificates that peers of the cluster need; they are public",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := place(dir, access); err != nil {
+			var bundle []byte
+			if err := either(cmd.Context(), access, dir, func() (err error) {
+				_, bundle, err = identity.Bundle(dir)
+				return err
+			}, func(ctx context.Context, p *Store) error {
+				own, err := p.Own(ctx)
+				if err == nil {
+					bundle = own.Bundle
+				}
+				return err
+			}); err != nil {
 				return err
 			}
-			if dir == "" {
-				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
-					own, err := p.Own(ctx)
-					if err == nil {
-						_, err = cmd.OutOrStdout().Write(own.Bundle)
-					}
-					return err
-				})
-			}
-			_, bundle, err := identity.Bundle(dir)
-			if err != nil {
-				return err
-			}
-			_, err = cmd.OutOrStdout().Write(bundle)
+			_, err := cmd.OutOrStdout().Write(bundle)
 			return err
 		},
 	}

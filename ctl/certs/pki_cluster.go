@@ -13,9 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/ctl/show"
@@ -27,29 +25,27 @@ import (
 const pkiWithin = time.Minute
 
 // Store is the authority of a cluster and the certificates that it signed, as Secrets of that cluster.
-type Store struct {
-	Cluster    *fleet.Cluster
-	secrets    dynamic.ResourceInterface
-	configMaps dynamic.ResourceInterface
-	remotes    dynamic.ResourceInterface
-}
+type Store struct{ *apply.Applier }
 
-func Of(c *fleet.Cluster) *Store {
-	client := c.Objects.Client
-	return &Store{Cluster: c, secrets: client.Resource(fleet.SecretsGVR).Namespace(c.Namespace),
-		configMaps: client.Resource(fleet.ConfigMapsGVR).Namespace(c.Namespace),
-		remotes:    client.Resource(v1alpha1.RemoteClusters)}
-}
+func Of(a *apply.Applier) *Store { return &Store{a} }
 
-// inCluster does something with the authority of the one cluster that the flags name, in the time for that.
-func inCluster(ctx context.Context, access *fleet.Access, do func(context.Context, *Store) error) error {
+// either does something in a directory, or with the authority of the one cluster that the flags name, in the time for
+// that. It fails unless the flags name one of the two.
+func either(ctx context.Context, access *fleet.Access, dir string, inDir func() error,
+	inCluster func(context.Context, *Store) error) error {
+	switch {
+	case (dir == "") == !access.Given():
+		return errors.New("--dir, --context: give one of them")
+	case dir != "":
+		return inDir()
+	}
 	cluster, err := access.Cluster()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, pkiWithin)
 	defer cancel()
-	return do(ctx, Of(cluster))
+	return inCluster(ctx, Of(apply.New(cluster, io.Discard)))
 }
 
 // Secret returns the data of a Secret; nil if it does not exist. It fails if that is not known.
@@ -131,7 +127,7 @@ func (p *Store) Ensure(ctx context.Context, name string, v identity.Validity, no
 	if has != "" { // while another authority replaces this one, parts need the roots of both
 		cert = fmt.Appendf(nil, "%s\n%s", has, cert)
 	}
-	if err := p.trust(ctx, name, cert, false); err != nil {
+	if err := p.trust(ctx, name, cert); err != nil {
 		return made, err
 	}
 	return append(made, "root"), nil
@@ -168,7 +164,7 @@ func (p *Store) found(ctx context.Context, name string, v identity.Validity, now
 	if err != nil {
 		return nil, err
 	}
-	_, err = p.secrets.Create(ctx, secret, metav1.CreateOptions{})
+	_, err = p.Of(apply.RefOf(secret)).Create(ctx, secret, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return p.Authority(ctx)
@@ -188,14 +184,7 @@ func (p *Store) issue(ctx context.Context, a *identity.Authority, part string, v
 	if err != nil {
 		return err
 	}
-	secret, err := fleet.Object(TlsSecret(p.Cluster.Namespace, identity.SecretName(part), cert, key))
-	if err != nil {
-		return err
-	}
-	if _, err := apply.ServerSideApply(ctx, p.secrets, secret.GetName(), secret, true); err != nil {
-		return fmt.Errorf("%s: %w", p.Cluster.Context, err)
-	}
-	return nil
+	return p.Forced().ApplyTyped(ctx, TlsSecret(p.Cluster.Namespace, identity.SecretName(part), cert, key))
 }
 
 // bundles returns the roots of clusters, as CLUSTER.pem.
@@ -205,6 +194,7 @@ func (p *Store) bundles(ctx context.Context) (map[string]string, error) {
 
 // OwnIdentity is the name of a cluster and its roots, with the key pair that shows it.
 type OwnIdentity struct {
+	*Store
 	Name   string
 	Bundle []byte
 	Proof  keyPair
@@ -222,7 +212,7 @@ func (p *Store) Own(ctx context.Context) (*OwnIdentity, error) {
 		return nil, fmt.Errorf("%s: no Secret %s/%s: %s --cluster NAME makes it", p.Cluster.Context, p.Cluster.Namespace,
 			secret, fleet.CommandFor(p.Cluster, "pki init"))
 	}
-	out := &OwnIdentity{Proof: keyPair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}}
+	out := &OwnIdentity{Store: p, Proof: keyPair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}}
 	cert, err := identity.ParseRoot(out.Proof.cert)
 	if err == nil && len(cert.URIs) != 1 {
 		err = fmt.Errorf("it has %d URIs, and one is the name of its part", len(cert.URIs))
@@ -320,51 +310,37 @@ read their bundles again.
 func exchange(ctx context.Context, w, prompt io.Writer, clusters []*fleet.Cluster, says *Word) error {
 	reading, cancel := context.WithTimeout(ctx, pkiWithin)
 	defer cancel()
-	type party struct {
-		*Store
-		*OwnIdentity
-	}
-	var all []party
+	var all []*OwnIdentity
 	for _, c := range clusters {
-		p := Of(c)
-		own, err := p.Own(reading)
+		own, err := Of(apply.New(c, prompt)).Own(reading)
 		if err != nil {
 			return err
 		}
-		if i := slices.IndexFunc(all, func(other party) bool { return other.Name == own.Name }); i >= 0 {
+		if i := slices.IndexFunc(all, func(other *OwnIdentity) bool { return other.Name == own.Name }); i >= 0 {
 			return fmt.Errorf("%s and %s: both are named %q", all[i].Cluster.Context, c.Context, own.Name)
 		}
-		all = append(all, party{p, own})
+		all = append(all, own)
 	}
 	var gets []*Introduction
-	names := map[*Introduction]string{} // of the cluster that gets it
 	for _, here := range all {
 		for _, there := range all {
-			if here.Name == there.Name {
+			if here == there {
 				continue
 			}
-			bundle, err := identity.PeerBundle(here.Name, there.Name, there.Bundle)
+			x, err := Introduce(here, there)
 			if err != nil {
-				return fmt.Errorf("%s: %w", there.Cluster.Context, err)
+				return err
 			}
-			x := &Introduction{Here: here.Store, There: there.Cluster.Context, Name: there.Name, Bundle: bundle,
-				Proof: &there.Proof}
-			gets, names[x] = append(gets, x), here.Name
+			gets = append(gets, x)
 		}
 	}
 	if err := says.Propose(reading, w, gets); err != nil {
 		return err
 	}
-	if err := says.Ask(ctx, prompt, gets); err != nil {
-		return err
-	}
-	writing, cancel := context.WithTimeout(ctx, pkiWithin)
-	defer cancel()
-	if err := says.Confirm(writing, w, gets); err != nil {
-		return err
-	}
-	return Write(writing, gets, func(x *Introduction) error {
-		_, err := fmt.Fprintf(w, "%s trusts %s by root %s\n", names[x], x.Name, fingerprints(x.Bundle))
-		return err
+	return says.Agreed(ctx, pkiWithin, w, prompt, gets, func(writing context.Context) error {
+		return Write(writing, gets, func(x *Introduction) error {
+			_, err := fmt.Fprintf(w, "%s trusts %s by root %s\n", x.Here.Name, x.Name, fingerprints(x.Bundle))
+			return err
+		})
 	})
 }

@@ -25,24 +25,20 @@ func pkiRotateCommand(access *fleet.Access) *cobra.Command {
 		Short: "replace the certificates and keys of the parts; peers need nothing for it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := place(dir, access); err != nil {
+			return either(cmd.Context(), access, dir, func() error {
+				made, err := identity.Named(parts)
+				if err == nil {
+					err = identity.Rotate(dir, made, v.is().Certificate, time.Now())
+				}
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.ErrOrStderr(), "made certificates of %s in %s; next:\n  %s\n",
+					strings.Join(made, ", "), dir, applySecrets(dir))
 				return err
-			}
-			if dir == "" {
-				return inCluster(cmd.Context(), access, func(ctx context.Context, p *Store) error {
-					return p.rotate(ctx, cmd.ErrOrStderr(), parts, v.is().Certificate)
-				})
-			}
-			if err := identity.Rotate(dir, parts, v.is().Certificate, time.Now()); err != nil {
-				return err
-			}
-			made := parts
-			if len(made) == 0 {
-				made = identity.Parts
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "made certificates of %s in %s; next:\n  %s\n", strings.Join(made, ", "), dir,
-				applySecrets(dir))
-			return nil
+			}, func(ctx context.Context, p *Store) error {
+				return p.rotate(ctx, cmd.ErrOrStderr(), parts, v.is().Certificate)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")

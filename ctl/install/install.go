@@ -219,7 +219,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	progress io.Writer) (*installation, []show.Finding, error) {
 	a := apply.New(c, progress)
 	a.Force = i.force
-	one := &installation{Applier: a, facts: facts, wishes: i.wishes, pki: certs.Of(c)}
+	one := &installation{Applier: a, facts: facts, wishes: i.wishes, pki: certs.Of(a)}
 	var err error
 	if one.before, err = a.Record(ctx); err != nil {
 		return nil, nil, err

@@ -38,9 +38,9 @@ var podMonitor = schema.GroupVersionKind{Group: "monitoring.coreos.com", Version
 
 // foreignCluster is a cluster in which no part of semaphore runs.
 type foreignCluster struct {
-	applier *apply.Applier
-	facts   *preflight.Cluster
-	name    string
+	*apply.Applier
+	facts *preflight.Cluster
+	name  string
 	// named is set if the operator gave the name.
 	named bool
 	// api is the URL of its apiserver for exporters, and roots are those of the kubeconfig.
@@ -64,8 +64,8 @@ func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, err
 		if err != nil {
 			return nil, err
 		}
-		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name], applier: apply.New(c, l.progress)}
-		f.applier.Force = true // no fields of others: the objects are ours
+		f := &foreignCluster{name: as, named: as != "", api: l.agentless.apis[name], Applier: apply.New(c, l.progress)}
+		f.Force = true // no fields of others: the objects are ours
 		if look || f.name == "" {
 			if f.facts, err = preflight.Survey(ctx, c); err != nil {
 				return nil, err
@@ -98,21 +98,21 @@ func (f *foreignCluster) reach(cfg *rest.Config) error {
 		f.api = cfg.Host
 		u, err := neturl.Parse(cfg.Host)
 		if err != nil || u.Scheme != "https" {
-			return fmt.Errorf("--api %s: the kubeconfig has %q for it, which is no https URL: give --api %s=https://…",
-				f.applier.Cluster.Context, cfg.Host, f.applier.Cluster.Context)
+			return fmt.Errorf("--api %[1]s: the kubeconfig has %[2]q for it, which is no https URL: give --api %[1]s=https://…",
+				f.Cluster.Context, cfg.Host)
 		}
 		ip, err := netip.ParseAddr(u.Hostname())
 		if u.Hostname() == "localhost" || err == nil && (ip.IsLoopback() || ip.IsUnspecified()) {
 			return fmt.Errorf("--api %s: the kubeconfig has %s for it, which is this machine alone: give the URL by which pods "+
-				"of the other clusters reach it, --api %s=https://…", f.applier.Cluster.Context, cfg.Host,
-				f.applier.Cluster.Context)
+				"of the other clusters reach it, --api %s=https://…", f.Cluster.Context, cfg.Host,
+				f.Cluster.Context)
 		}
 	}
 	f.roots = cfg.CAData
 	if len(f.roots) == 0 && cfg.CAFile != "" {
 		var err error
 		if f.roots, err = os.ReadFile(cfg.CAFile); err != nil {
-			return fmt.Errorf("%s: roots of the apiserver: %w", f.applier.Cluster.Context, err)
+			return fmt.Errorf("%s: roots of the apiserver: %w", f.Cluster.Context, err)
 		}
 	}
 	return nil
@@ -124,7 +124,7 @@ func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 		return nil, err
 	}
 	for _, p := range out {
-		p.applier.Force = true
+		p.Force = true
 	}
 	return out, nil
 }
@@ -204,25 +204,19 @@ func (l *linker) read(asking context.Context, w io.Writer) error {
 	if err := l.says.Propose(ctx, w, gets); err != nil {
 		return err
 	}
-	if err := l.says.Ask(asking, l.progress, gets); err != nil {
-		return err
-	}
-	ctx, cancel = context.WithTimeout(asking, linkWithin)
-	defer cancel()
-	if err := l.says.Confirm(ctx, w, gets); err != nil {
-		return err
-	}
-	var failed error
-	for _, p := range here {
-		for _, f := range there {
-			if err := readOne(ctx, w, p, f, intro[pair{p, f}], wanted[pair{p, f}]); err != nil {
-				return errors.Join(failed, err)
+	return l.says.Agreed(asking, linkWithin, w, l.progress, gets, func(ctx context.Context) error {
+		var failed error
+		for _, p := range here {
+			for _, f := range there {
+				if err := readOne(ctx, w, p, f, intro[pair{p, f}], wanted[pair{p, f}]); err != nil {
+					return errors.Join(failed, err)
+				}
 			}
+			failed = errors.Join(failed, dns.Wire(ctx, w, p.Applier, l.dns))
 		}
-		failed = errors.Join(failed, dns.Wire(ctx, w, p.applier, l.dns))
-	}
-	deliver(ctx, given(here, gets))
-	return failed
+		deliver(ctx, given(gets))
+		return failed
+	})
 }
 
 // mayRead returns the obstacles to reading a cluster for features.
@@ -236,11 +230,11 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 				"none were found, and by them the broker tells addresses of the two clusters apart"))
 		}
 	}
-	exporter, err := p.applier.Get(ctx, apply.NamespaceRef(naming.ForeignNamespace(f.name)))
+	exporter, err := p.Get(ctx, apply.NamespaceRef(naming.ForeignNamespace(f.name)))
 	if err != nil {
 		return nil, err
 	}
-	if exporter != nil && exporter.GetLabels()[apply.ForeignLabel] != p.applier.Cluster.Namespace {
+	if exporter != nil && exporter.GetLabels()[apply.ForeignLabel] != p.Cluster.Namespace {
 		found = append(found, show.Blocker(p.facts.Context, finding.NamespaceTaken, "namespace "+exporter.GetName(),
 			"name the cluster otherwise, by --agentless CONTEXT=NAME",
 			"it is there already, and is no exporter's of this installation"))
@@ -251,16 +245,16 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	}
 	for _, feature := range has {
 		if !features.Has(feature) {
-			unlink := fleet.CommandFor(p.applier.Cluster, "unlink")
+			unlink := fleet.CommandFor(p.Cluster, "unlink")
 			found = append(found, show.Blocker(p.facts.Context, finding.FeatureInUse,
 				f.name+" is read for "+string(feature),
 				fmt.Sprintf("%s --agentless %s=%s --yes, then link again; or name this feature, too", unlink,
-					f.applier.Cluster.Context, f.name),
+					f.Cluster.Context, f.name),
 				"if the exporter no longer published these objects, %s would keep what it has of them as it is",
 				p.facts.Context))
 		}
 	}
-	remote, err := p.applier.Get(ctx, remoteRef(f.name))
+	remote, err := p.Get(ctx, remoteRef(f.name))
 	if err != nil {
 		return nil, err
 	}
@@ -283,7 +277,7 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
-	what := apply.Foreign{Cluster: f.name, Reader: p.Name, Parts: p.applier.Cluster.Namespace, Image: image,
+	what := apply.Foreign{Cluster: f.name, Reader: p.Name, Parts: p.Cluster.Namespace, Image: image,
 		APIURL: f.api, Features: features, Roots: len(f.roots) > 0, Components: components}
 	token, err := f.account(ctx, what)
 	if err != nil {
@@ -293,7 +287,7 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	if err != nil {
 		return err
 	}
-	if _, err := p.applier.Apply(ctx, objects[0]); err != nil { // the namespace
+	if _, err := p.Apply(ctx, objects[0]); err != nil { // the namespace
 		return err
 	}
 	root, err := p.prove(ctx, what, token)
@@ -311,11 +305,11 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 			return err
 		}
 	}
-	if err := p.pki.PinSubnets(ctx, x.Name, x.Pods, false); err != nil {
+	if err := p.PinSubnets(ctx, x.Name, x.Pods); err != nil {
 		return err
 	}
 	objects[0] = remote
-	if err := p.applier.ApplyAll(ctx, objects); err != nil {
+	if err := p.ApplyAll(ctx, objects); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
@@ -338,7 +332,7 @@ func (p *linkedCluster) components(ctx context.Context) (out []string, err error
 		if !c.may {
 			continue
 		}
-		found, err := p.applier.Get(ctx, apply.Ref{GroupVersionKind: c.kind, Namespace: p.applier.Cluster.Namespace,
+		found, err := p.Get(ctx, apply.Ref{GroupVersionKind: c.kind, Namespace: p.Cluster.Namespace,
 			Name: c.name})
 		if err != nil {
 			return nil, err
@@ -360,7 +354,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 		return out, nil
 	}
 	// Without an exporter, an interrupted call may have created a part of the rights.
-	if _, does, err := reads(ctx, p.applier, f.name); err != nil {
+	if _, does, err := reads(ctx, p.Applier, f.name); err != nil {
 		return nil, err
 	} else if does {
 		if out, err = f.features(ctx, p.Name); err != nil || len(out) > 0 {
@@ -377,7 +371,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 
 func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
 	for _, feature := range apply.AllFeatures {
-		role, err := f.applier.Get(ctx, apply.Ref{
+		role, err := f.Get(ctx, apply.Ref{
 			GroupVersionKind: rbac.WithKind("ClusterRole"),
 			Name:             "semaphore-reader-" + string(feature) + "-" + reader})
 		if err != nil {
@@ -391,14 +385,14 @@ func (f *foreignCluster) features(ctx context.Context, reader string) (out confi
 }
 
 func (p *linkedCluster) image(ctx context.Context) (string, error) {
-	broker, err := fleet.Get[fleet.Deployment](ctx, p.applier.Cluster.Objects, fleet.DeploymentsGVR,
-		p.applier.Cluster.Namespace, "semaphore-broker")
+	broker, err := fleet.Get[fleet.Deployment](ctx, p.Cluster.Objects, fleet.DeploymentsGVR,
+		p.Cluster.Namespace, "semaphore-broker")
 	if err != nil {
 		return "", err
 	}
 	if broker == nil {
 		return "", fmt.Errorf("%s: no Deployment %s/semaphore-broker, beside which an exporter could run", p.facts.Context,
-			p.applier.Cluster.Namespace)
+			p.Cluster.Namespace)
 	}
 	for _, c := range broker.Spec.Template.Spec.Containers {
 		if c.Name == fleet.Broker {
@@ -415,14 +409,14 @@ func (f *foreignCluster) account(ctx context.Context, what apply.Foreign) (map[s
 	if err != nil {
 		return nil, err
 	}
-	if err := f.applier.ApplyAll(ctx, objects); err != nil {
+	if err := f.ApplyAll(ctx, objects); err != nil {
 		return nil, err
 	}
 	out := map[string][]byte{}
 	secret := apply.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
 		Namespace: apply.ReaderNamespace, Name: what.ReaderName()}
-	err = f.applier.Until(ctx, secret.String(), func() (string, error) {
-		s, err := fleet.Get[corev1.Secret](ctx, f.applier.Cluster.Objects, fleet.SecretsGVR, secret.Namespace, secret.Name)
+	err = f.Until(ctx, secret.String(), func() (string, error) {
+		s, err := fleet.Get[corev1.Secret](ctx, f.Cluster.Objects, fleet.SecretsGVR, secret.Namespace, secret.Name)
 		if err != nil || s == nil {
 			return "it is not there", err
 		}
@@ -465,12 +459,12 @@ func ManualRevocation(cluster, reader string) (string, error) {
 func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map[string][]byte) ([]byte, error) {
 	now := time.Now()
 	name := identity.SecretName("exporter")
-	have, err := certs.Of(p.applier.Cluster.In(what.Namespace())).Secret(ctx, name)
+	have, err := certs.Of(apply.New(p.Cluster.In(what.Namespace()), io.Discard)).Secret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	var root []byte
-	if remote, err := p.applier.Get(ctx, remoteRef(what.Cluster)); err == nil && remote != nil {
+	if remote, err := p.Get(ctx, remoteRef(what.Cluster)); err == nil && remote != nil {
 		text, _, _ := unstructured.NestedString(remote.Object, "spec", "trustBundle")
 		root = []byte(text)
 	}
@@ -482,18 +476,18 @@ func (p *linkedCluster) prove(ctx context.Context, what apply.Foreign, token map
 		if err != nil {
 			return nil, err
 		}
-		if err := p.applier.ApplyTyped(ctx, certs.TlsSecret(what.Namespace(), name, cert, key)); err != nil {
+		if err := p.ApplyTyped(ctx, certs.TlsSecret(what.Namespace(), name, cert, key)); err != nil {
 			return nil, err
 		}
 	}
-	if err := p.applier.ApplyTyped(ctx, &corev1.Secret{
+	if err := p.ApplyTyped(ctx, &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: metav1.ObjectMeta{Name: apply.ReaderSecret, Namespace: what.Namespace()},
 		Type:       corev1.SecretTypeOpaque, Data: token,
 	}); err != nil {
 		return nil, err
 	}
-	return root, p.applier.ApplyTyped(ctx, &corev1.ConfigMap{
+	return root, p.ApplyTyped(ctx, &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Name: identity.BundlesConfigMap, Namespace: what.Namespace()},
 		Data:       map[string]string{p.Name + ".pem": string(p.Bundle), what.Cluster + ".pem": string(root)},
@@ -511,16 +505,16 @@ func (p *linkedCluster) introductionOf(ctx context.Context, f *foreignCluster) (
 	if !p.encrypts() {
 		facts.IPs.Prefixes = nil
 	}
-	source, err := sourceOf(ctx, f.applier.Cluster)
+	source, err := sourceOf(ctx, f.Cluster)
 	if err != nil {
 		return nil, err
 	}
-	x := &certs.Introduction{Here: p.pki, There: f.applier.Cluster.Context, Name: f.name, Facts: &facts, Source: source,
-		Doubt: errors.New("no exporter reads it from here")}
-	if _, does, err := reads(ctx, p.applier, f.name); err != nil || !does {
+	x := &certs.Introduction{Here: p.OwnIdentity, There: f.Cluster.Context, Name: f.name, Facts: &facts,
+		Source: source, Doubt: errors.New("no exporter reads it from here")}
+	if _, does, err := reads(ctx, p.Applier, f.name); err != nil || !does {
 		return x, err
 	}
-	api, err := readsFrom(ctx, p.applier, f.name)
+	api, err := readsFrom(ctx, p.Applier, f.name)
 	if err != nil {
 		return nil, err
 	}
@@ -538,12 +532,12 @@ func isRead(ctx context.Context, a *apply.Applier, f *foreignCluster) error {
 		return nil
 	}
 	api, err := readsFrom(ctx, a, f.name)
-	if err != nil || api == "" || api == f.applier.Cluster.Config.Host {
+	if err != nil || api == "" || api == f.Cluster.Config.Host {
 		return err
 	}
 	return fmt.Errorf("%s: the exporter for %s reads %s, not %s: name the cluster, --agentless %s=NAME",
 		a.Cluster.Context,
-		f.name, api, f.applier.Cluster.Config.Host, f.applier.Cluster.Context)
+		f.name, api, f.Cluster.Config.Host, f.Cluster.Context)
 }
 
 // readsFrom returns the URL of the apiserver that the exporter for a cluster reads; empty if there is none.
@@ -565,10 +559,10 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	var all []*share
 	for _, p := range here {
 		for _, f := range there {
-			if err := isRead(ctx, p.applier, f); err != nil {
+			if err := isRead(ctx, p.Applier, f); err != nil {
 				return err
 			}
-			s, err := shareOf(ctx, p.applier, f.name)
+			s, err := shareOf(ctx, p.Applier, f.name)
 			if err != nil {
 				return err
 			}
@@ -584,7 +578,7 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 			if l.yes {
 				continue
 			}
-			fmt.Fprintf(w, "%s: may have the ServiceAccount %s/%s, and its rights\n", f.applier.Cluster.Context,
+			fmt.Fprintf(w, "%s: may have the ServiceAccount %s/%s, and its rights\n", f.Cluster.Context,
 				apply.ReaderNamespace, apply.Foreign{Cluster: f.name, Reader: p.Name}.ReaderName())
 		}
 	}
@@ -642,20 +636,20 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what apply.Fore
 			own = append(own, apply.RefOf(o))
 		}
 	}
-	if err := f.applier.RemoveAll(ctx, own...); err != nil {
+	if err := f.RemoveAll(ctx, own...); err != nil {
 		return err
 	}
-	others, err := fleet.List[corev1.ServiceAccount](ctx, f.applier.Cluster.Objects, fleet.AccountsGVR,
+	others, err := fleet.List[corev1.ServiceAccount](ctx, f.Cluster.Objects, fleet.AccountsGVR,
 		apply.ReaderNamespace, metav1.ListOptions{LabelSelector: apply.PartOf + "=semaphore"})
 	if err != nil {
 		return err
 	}
 	if len(others) == 0 {
-		if err := f.applier.RemoveAll(ctx, apply.NamespaceRef(apply.ReaderNamespace)); err != nil {
+		if err := f.RemoveAll(ctx, apply.NamespaceRef(apply.ReaderNamespace)); err != nil {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(w, "%s: ServiceAccount %s/%s deleted, and its rights\n", f.applier.Cluster.Context,
+	_, err = fmt.Fprintf(w, "%s: ServiceAccount %s/%s deleted, and its rights\n", f.Cluster.Context,
 		apply.ReaderNamespace, what.ReaderName())
 	return err
 }

@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,6 +20,16 @@ const boundsWithin = 20 * time.Second
 
 // desired are the pod subnets that agents are to accept of remotes, by name; none for a remote that is gone.
 type desired map[string][]netip.Prefix
+
+// bound are those of several clusters.
+type bound map[*apply.Applier]desired
+
+func (b bound) add(a *apply.Applier, remote string, pods []netip.Prefix) {
+	if b[a] == nil {
+		b[a] = desired{}
+	}
+	b[a][remote] = pods
+}
 
 // lacks returns the remotes that are not in a RemotesFile as desired.
 func (d desired) lacks(file string) (names []string) {
@@ -44,11 +55,8 @@ func (d desired) lacks(file string) (names []string) {
 // deliver has the agents of clusters accept changes at once: it waits until the exporter has written them to the
 // ConfigMap of their bounds, and then has kubelets update the volumes, also those of brokers, which read the keys for
 // admission policies. Without this they do so within two minutes, so a failure is said, and is none of the command.
-func deliver(ctx context.Context, all map[*apply.Applier]desired) {
-	var clusters []*apply.Applier
-	for a := range all {
-		clusters = append(clusters, a)
-	}
+func deliver(ctx context.Context, all bound) {
+	clusters := slices.Collect(maps.Keys(all))
 	_, failed := fleet.All(clusters, func(a *apply.Applier) (any, error) { return nil, deliverOne(ctx, a, all[a]) })
 	for i, err := range failed {
 		if err != nil {
@@ -85,34 +93,22 @@ func deliverOne(ctx context.Context, a *apply.Applier, d desired) error {
 }
 
 // given returns the bounds that agents of each cluster are to accept after the introductions.
-func given(all []*linkedCluster, gets []*certs.Introduction) map[*apply.Applier]desired {
-	out := map[*apply.Applier]desired{}
-	for _, p := range all {
-		d := desired{}
-		for _, x := range gets {
-			if x.Here == p.pki {
-				d[x.Name] = x.Pods
-			}
-		}
-		if len(d) > 0 {
-			out[p.applier] = d
-		}
+func given(gets []*certs.Introduction) bound {
+	out := bound{}
+	for _, x := range gets {
+		out.add(x.Here.Applier, x.Name, x.Pods)
 	}
 	return out
 }
 
 // withdrawn returns the bounds that agents of each cluster are no longer to accept, where its RemoteCluster was
 // deleted.
-func withdrawn(all []*share) map[*apply.Applier]desired {
-	out := map[*apply.Applier]desired{}
+func withdrawn(all []*share) bound {
+	out := bound{}
 	for _, s := range all {
-		if s.remote == nil {
-			continue
+		if s.remote != nil {
+			out.add(s.Applier, s.of, nil)
 		}
-		if out[s.Applier] == nil {
-			out[s.Applier] = desired{}
-		}
-		out[s.Applier][s.of] = nil
 	}
 	return out
 }

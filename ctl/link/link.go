@@ -35,7 +35,6 @@ const linkWithin = 5 * time.Minute
 // linkedCluster is a cluster with the facts that other clusters need.
 type linkedCluster struct {
 	*certs.OwnIdentity
-	pki   *certs.Store
 	facts *preflight.Cluster
 	// addresses of its broker for other clusters.
 	addresses []string
@@ -43,7 +42,6 @@ type linkedCluster struct {
 	source string
 	// installed is the record of install there; nil for none.
 	installed *apply.Record
-	applier   *apply.Applier
 }
 
 // linker is a call of link or unlink.
@@ -229,7 +227,7 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 		if err != nil {
 			return nil, err
 		}
-		data, err := certs.Of(c).Secret(ctx, identity.SecretName("semaphorectl"))
+		data, err := certs.Of(apply.New(c, l.progress)).Secret(ctx, identity.SecretName("semaphorectl"))
 		if err != nil {
 			return nil, err
 		}
@@ -246,17 +244,16 @@ func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedClu
 }
 
 func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, error) {
-	p := certs.Of(c)
-	out := &linkedCluster{pki: p, applier: apply.New(c, l.progress)}
-	var err error
-	if out.OwnIdentity, err = p.Own(ctx); err != nil {
+	own, err := certs.Of(apply.New(c, l.progress)).Own(ctx)
+	if err != nil {
 		return nil, err
 	}
+	out := &linkedCluster{OwnIdentity: own}
 	if out.facts, err = preflight.Survey(ctx, c); err != nil {
 		return nil, err
 	}
 	toLink(out.facts, out.Name)
-	if out.installed, err = out.applier.Record(ctx); err != nil {
+	if out.installed, err = out.Record(ctx); err != nil {
 		return nil, err
 	}
 	if out.installed != nil {
@@ -344,42 +341,35 @@ func addressesOf(s *corev1.Service, nodes []preflight.Node) (out []string) {
 
 // print prints the objects in place of writing them.
 func (l *linker) print(w io.Writer, all []*linkedCluster, gets []*certs.Introduction) error {
-	clusters := make([]show.Planned, len(all))
-	for i, p := range all {
-		clusters[i].Context, clusters[i].Comment = p.facts.Context, "in "+p.facts.Context
+	var clusters []show.Planned
+	for _, p := range all {
+		one := show.Planned{Context: p.facts.Context, Comment: "in " + p.facts.Context, SubnetKeys: map[string]string{}}
 		for _, x := range gets {
-			if x.Here != p.pki {
-				continue
+			if x.Here == p.OwnIdentity {
+				one.Objects = append(one.Objects, x.Object)
+				key, value := config.RemotePodSubnets(x.Name, x.Pods)
+				one.SubnetKeys[key] = value
 			}
-			clusters[i].Objects = append(clusters[i].Objects, x.Object)
-			key, value := config.RemotePodSubnets(x.Name, x.Pods)
-			if clusters[i].SubnetKeys == nil {
-				clusters[i].SubnetKeys = map[string]string{}
-			}
-			clusters[i].SubnetKeys[key] = value
 		}
+		clusters = append(clusters, one)
 	}
 	return show.PrintPlanned(w, clusters, l.output.Chosen)
 }
 
 // introductions returns each cluster's share of the other in a pair.
-func introductions(pairs [][2]*linkedCluster) (gets []*certs.Introduction, to map[*certs.Introduction]*linkedCluster,
-	err error) {
-	to = map[*certs.Introduction]*linkedCluster{}
+func introductions(pairs [][2]*linkedCluster) (gets []*certs.Introduction, err error) {
 	for _, pair := range pairs {
 		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
 			here, there := way[0], way[1]
-			bundle, err := identity.PeerBundle(here.Name, there.Name, there.Bundle)
+			x, err := certs.Introduce(here.OwnIdentity, there.OwnIdentity)
 			if err != nil {
-				return nil, nil, fmt.Errorf("%s: %w", there.facts.Context, err)
+				return nil, err
 			}
-			x := &certs.Introduction{Here: here.pki, There: there.facts.Context, Name: there.Name, Bundle: bundle,
-				Proof: &there.Proof, Facts: there.facts, Addresses: there.addresses,
-				Source: there.source}
-			gets, to[x] = append(gets, x), here
+			x.Facts, x.Addresses, x.Source = there.facts, there.addresses, there.source
+			gets = append(gets, x)
 		}
 	}
-	return gets, to, nil
+	return gets, nil
 }
 
 // link creates the objects: all are made in memory, and whatever prevents a link is found, before the first write.
@@ -397,7 +387,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if err := checkLinkable(said, all, pairs); err != nil {
 		return err
 	}
-	gets, to, err := introductions(pairs)
+	gets, err := introductions(pairs)
 	if err != nil {
 		return err
 	}
@@ -407,31 +397,25 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if l.dryRun.On() {
 		return l.print(w, all, gets)
 	}
-	if err := l.says.Ask(ctx, l.progress, gets); err != nil {
-		return err
-	}
-	writing, cancel := context.WithTimeout(ctx, linkWithin)
-	defer cancel()
-	if err := l.says.Confirm(writing, said, gets); err != nil {
-		return err
-	}
-	if err := certs.Write(writing, gets, func(x *certs.Introduction) error {
-		// It was read from here, and now has an exporter of its own.
-		if err := endReading(writing, w, to[x].applier, x.Name); err != nil {
+	return l.says.Agreed(ctx, linkWithin, said, l.progress, gets, func(ctx context.Context) error {
+		if err := certs.Write(ctx, gets, func(x *certs.Introduction) error {
+			// It was read from here, and now has an exporter of its own.
+			if err := endReading(ctx, w, x.Here.Applier, x.Name); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, broker at %s\n", x.Here.Cluster.Context, x.Name,
+				preflight.Subnets{Prefixes: x.Pods}, strings.Join(x.Addresses, ", "))
+			return err
+		}); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, broker at %s\n", x.Here.Cluster.Context, x.Name,
-			preflight.Subnets{Prefixes: x.Pods}, strings.Join(x.Addresses, ", "))
-		return err
-	}); err != nil {
-		return err
-	}
-	deliver(writing, given(all, gets))
-	var failed error
-	for _, p := range all {
-		failed = errors.Join(failed, dns.Wire(writing, w, p.applier, l.dns))
-	}
-	return failed
+		deliver(ctx, given(gets))
+		var failed error
+		for _, p := range all {
+			failed = errors.Join(failed, dns.Wire(ctx, w, p.Applier, l.dns))
+		}
+		return failed
+	})
 }
 
 // checkLinkable returns an error if clusters cannot be linked as they are, and prints why.
@@ -479,7 +463,7 @@ func nodesInside(here, there *linkedCluster) (out []show.Finding) {
 			out = append(out, show.Found(finding.NodesInside, here.facts.Context,
 				here.facts.Context+" and "+there.facts.Context+": nodes",
 				fmt.Sprintf("name the nodes of each cluster alone: %s --node-subnets %s",
-					fleet.CommandFor(here.applier.Cluster, "install"), apply.Addresses(here.facts.Nodes)),
+					fleet.CommandFor(here.Cluster, "install"), apply.Addresses(here.facts.Nodes)),
 				"the nodes of %s in %s are inside %s, which %s calls its own", there.facts.Context, nodes, local,
 				here.facts.Context))
 		}
@@ -493,7 +477,7 @@ func (l *linker) unlink(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	// A cluster that says that it is another one does not have that one removed.
-	gets, to, err := introductions(pairs)
+	gets, err := introductions(pairs)
 	if err != nil {
 		return err
 	}
@@ -512,7 +496,7 @@ func (l *linker) unlink(ctx context.Context, w io.Writer) error {
 		return show.Report(w, found, "table")
 	}
 	all, err := fleet.AllOf(gets, func(x *certs.Introduction) (*share, error) {
-		return shareOf(ctx, to[x].applier, x.Name)
+		return shareOf(ctx, x.Here.Applier, x.Name)
 	})
 	if err != nil {
 		return err
@@ -569,7 +553,7 @@ func shareOf(ctx context.Context, a *apply.Applier, cluster string) (*share, err
 		return nil, err
 	}
 	// An interrupted call may have left an exporter, or the key with the subnets, without a RemoteCluster.
-	if s.subnets, err = certs.Of(a.Cluster).HasSubnets(ctx, cluster); err != nil {
+	if s.subnets, err = certs.Of(a).HasSubnets(ctx, cluster); err != nil {
 		return nil, err
 	}
 	s.exporter, s.read, err = reads(ctx, a, cluster)
@@ -630,7 +614,7 @@ func (s *share) end(ctx context.Context, w io.Writer) error {
 	}
 	// After the RemoteCluster: until its slices are gone, the broker may have to write them.
 	if s.subnets {
-		if err := certs.Of(s.Cluster).UnpinSubnets(ctx, s.of); err != nil {
+		if err := certs.Of(s.Applier).UnpinSubnets(ctx, s.of); err != nil {
 			return err
 		}
 		if s.remote == nil {
