@@ -91,11 +91,30 @@ func Judge(f Facts) *Chain {
 			j.chain.To += " → " + f.Target.String()
 		}
 	}
-	for _, link := range []func() Link{
-		j.name, j.dns, j.mirror, j.slices, j.proxy, j.route, j.device, j.peer, j.handshake, j.mtu, j.farNode, j.pool,
-		j.set, j.policyOut, j.policyIn,
+	for _, link := range []struct {
+		code         finding.Code
+		title, where string
+		judge        func(Link) Link
+	}{
+		{finding.PathName, "name", f.Target.Cluster, j.name},
+		{finding.PathDNS, "DNS block", f.Source.Cluster, j.dns},
+		{finding.PathMirror, "mirror Service", f.Source.Cluster, j.mirror},
+		{finding.PathSlices, "slices, preference and drain", f.Source.Cluster, j.slices},
+		{finding.PathKubeProxy, "kube-proxy", at(f.Source), j.proxy},
+		{finding.PathRoute, "route and rule", at(f.Source), j.there(j.route)},
+		{finding.PathDevice, "device", at(f.Source), j.there(j.device)},
+		{finding.PathPeer, "peer and allowed IPs", at(f.Source), j.there(j.peer)},
+		{finding.PathHandshake, "handshake", at(f.Source), j.there(j.handshake)},
+		{finding.PathMTU, "path MTU", at(f.Source), j.there(j.mtu)},
+		{finding.PathFarNode, "far node", at(f.Target), j.between("pod to look at", j.farNode)},
+		{finding.PathPool, "Calico's pools", f.Source.Cluster, j.between("address to look at", j.pool)},
+		{finding.PathSet, "set", f.Target.Cluster, j.between("pod to look at", j.set)},
+		{finding.PathPolicyOut, "policies of the client's side", f.Source.Cluster,
+			func(l Link) Link { return j.policy(l, f.Source, f.Egress, "egress") }},
+		{finding.PathPolicyIn, "policies of the pod's side", f.Target.Cluster,
+			func(l Link) Link { return j.policy(l, f.Target, f.Ingress, "ingress") }},
 	} {
-		l := link()
+		l := link.judge(Link{Code: link.code, Title: link.title, Where: link.where, Verdict: OK})
 		for _, why := range f.NotRead[l.Code] {
 			if l.Verdict != None {
 				j.chain.NotRead = append(j.chain.NotRead, l.Title+": "+why)
@@ -128,10 +147,6 @@ func (j *judge) lasting(since time.Time) string {
 		return "all of its time"
 	}
 	return strings.TrimSuffix(j.ago(since), " ago")
-}
-
-func found(code finding.Code, title, where string) Link {
-	return Link{Code: code, Title: title, Where: where, Verdict: OK}
 }
 
 func (l Link) add(format string, args ...any) Link {
@@ -168,10 +183,32 @@ func (j *judge) is(code finding.Code) bool {
 // noTarget reports that there is no address by which to judge the rest of the chain.
 func (j *judge) noTarget() bool { return !j.Target.IP.IsValid() }
 
+// between judges a link that is there only between two clusters, and that needs the target's what.
+func (j *judge) between(what string, judge func(Link) Link) func(Link) Link {
+	return func(l Link) Link {
+		switch {
+		case j.noTarget():
+			return l.unknown("there is no %s, which follows from the above", what)
+		case j.Source.Cluster != "" && j.Source.Cluster == j.Target.Cluster:
+			return l.none("both pods are in %s, and no tunnel is between them", j.Source.Cluster)
+		}
+		return judge(l)
+	}
+}
+
+// there judges a link that the answer of the source's agent decides.
+func (j *judge) there(judge func(Link, *Way) Link) func(Link) Link {
+	return j.between("address to look up", func(l Link) Link {
+		if j.There == nil {
+			return l.unknown(notExamined)
+		}
+		return judge(l, j.There)
+	})
+}
+
 const notExamined = "not examined"
 
-func (j *judge) name() Link {
-	l := found(finding.PathName, "name", j.Target.Cluster)
+func (j *judge) name(l Link) Link {
 	n := j.Name
 	if j.Source.Problem != "" {
 		l.Where = j.Source.Cluster
@@ -247,8 +284,7 @@ func (j *judge) imported(l Link) Link {
 		"there is no ServiceImport %s/%s, and %s exports it", n.Namespace, n.Service, i.Exports[0].Cluster))
 }
 
-func (j *judge) dns() Link {
-	l := found(finding.PathDNS, "DNS block", j.Source.Cluster)
+func (j *judge) dns(l Link) Link {
 	d := j.DNS
 	switch {
 	case j.Name == nil:
@@ -278,8 +314,7 @@ func (j *judge) dns() Link {
 	return l.add("%d of %d DNS servers are ready", d.Ready, d.Servers)
 }
 
-func (j *judge) mirror() Link {
-	l := found(finding.PathMirror, "mirror Service", j.Source.Cluster)
+func (j *judge) mirror(l Link) Link {
 	if j.Name != nil && j.Name.Own != nil {
 		l.Title = "Service"
 	}
@@ -317,8 +352,7 @@ func (j *judge) mirror() Link {
 	return l
 }
 
-func (j *judge) slices() Link {
-	l := found(finding.PathSlices, "slices, preference and drain", j.Source.Cluster)
+func (j *judge) slices(l Link) Link {
 	s := j.Slices
 	switch {
 	case j.Name == nil:
@@ -387,8 +421,7 @@ func prints(remote string) string {
 	return "semaphorectl coredns prints the block of " + remote
 }
 
-func (j *judge) proxy() Link {
-	l := found(finding.PathKubeProxy, "kube-proxy", at(j.Source))
+func (j *judge) proxy(l Link) Link {
 	p := j.Proxy
 	switch {
 	case j.Name == nil:
@@ -412,24 +445,6 @@ func at(p Pod) string {
 		return p.Cluster
 	}
 	return p.Cluster + "/" + p.Node
-}
-
-// way returns a link that an agent's answer decides; false if the answer is unknown.
-func (j *judge) way(code finding.Code, title string) (Link, bool) {
-	l := found(code, title, at(j.Source))
-	switch {
-	case j.noTarget():
-		return l.unknown("there is no address to look up, which follows from the above"), false
-	case j.sameCluster():
-		return l.none("both pods are in %s, and no tunnel is between them", j.Source.Cluster), false
-	case j.There == nil:
-		return l.unknown(notExamined), false
-	}
-	return l, true
-}
-
-func (j *judge) sameCluster() bool {
-	return j.Source.Cluster != "" && j.Source.Cluster == j.Target.Cluster
 }
 
 // deviceFault returns the fault of the device of a way; empty for none.
@@ -481,12 +496,7 @@ func peerFault(w *Way, to Pod) (fault, fix string) {
 	return "", ""
 }
 
-func (j *judge) route() Link {
-	l, known := j.way(finding.PathRoute, "route and rule")
-	if !known {
-		return l
-	}
-	w := j.There
+func (j *judge) route(l Link, w *Way) Link {
 	fault := routeFault(w, j.Target)
 	switch {
 	case fault == "":
@@ -498,12 +508,7 @@ func (j *judge) route() Link {
 		"or add the pod's subnet to the remote", w.Node, j.Target.IP), "%s", fault)
 }
 
-func (j *judge) device() Link {
-	l, known := j.way(finding.PathDevice, "device")
-	if !known {
-		return l
-	}
-	w := j.There
+func (j *judge) device(l Link, w *Way) Link {
 	if w.Cluster == "" {
 		return l.unknown("there is no device to look at, which follows from the above")
 	}
@@ -517,12 +522,7 @@ func (j *judge) device() Link {
 	return l.add("the broker confirmed what the agent sets %s", j.ago(finding.TimeOf(w.ConfirmedAt)))
 }
 
-func (j *judge) peer() Link {
-	l, known := j.way(finding.PathPeer, "peer and allowed IPs")
-	if !known {
-		return l
-	}
-	w := j.There
+func (j *judge) peer(l Link, w *Way) Link {
 	if w.Cluster == "" || deviceFault(w) != "" {
 		return l.unknown("follows from the above")
 	}
@@ -558,12 +558,7 @@ func (j *judge) backFault() (fault, fix string) {
 	return peerFault(w, j.Source)
 }
 
-func (j *judge) handshake() Link {
-	l, known := j.way(finding.PathHandshake, "handshake")
-	if !known {
-		return l
-	}
-	w := j.There
+func (j *judge) handshake(l Link, w *Way) Link {
 	if w.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) {
 		return l.unknown("follows from the above")
 	}
@@ -602,12 +597,8 @@ func (j *judge) handshake() Link {
 	return l.add("a session with %s works; last handshake %s", w.Present.GetNode(), j.ago(handshake))
 }
 
-func (j *judge) mtu() Link {
-	l, known := j.way(finding.PathMTU, "path MTU")
-	if !known {
-		return l
-	}
-	if j.There.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) || j.is(finding.PathHandshake) {
+func (j *judge) mtu(l Link, w *Way) Link {
+	if w.Present == nil || j.is(finding.PathPeer) || j.is(finding.PathDevice) || j.is(finding.PathHandshake) {
 		return l.unknown("follows from the above")
 	}
 	one := func(l Link, from string, m *semaphorev1.PathMeasurement) Link {
@@ -632,7 +623,7 @@ func (j *judge) mtu() Link {
 		}
 		return l.add("from %s the path carries %d bytes%s, measured now", from, m.GetCarries(), roundTrip)
 	}
-	l = one(l, j.Source.Cluster+"/"+j.There.Node, j.There.Measurement)
+	l = one(l, j.Source.Cluster+"/"+w.Node, w.Measurement)
 	if j.Back != nil {
 		l = one(l, j.Target.Cluster+"/"+j.Back.Node, j.Back.Measurement)
 	}
@@ -642,14 +633,8 @@ func (j *judge) mtu() Link {
 	return l
 }
 
-func (j *judge) farNode() Link {
-	l := found(finding.PathFarNode, "far node", at(j.Target))
-	switch {
-	case j.noTarget():
-		return l.unknown("there is no pod to look at, which follows from the above")
-	case j.sameCluster():
-		return l.none("both pods are in %s", j.Source.Cluster)
-	case j.TargetNode == nil && j.Back == nil:
+func (j *judge) farNode(l Link) Link {
+	if j.TargetNode == nil && j.Back == nil {
 		return l.unknown(notExamined)
 	}
 	if fault, fix := j.backFault(); fault != "" {
@@ -667,14 +652,9 @@ func (j *judge) farNode() Link {
 	return l
 }
 
-func (j *judge) pool() Link {
-	l := found(finding.PathPool, "Calico's pools", j.Source.Cluster)
+func (j *judge) pool(l Link) Link {
 	p := j.Pools
 	switch {
-	case j.noTarget():
-		return l.unknown("there is no address to look at, which follows from the above")
-	case j.sameCluster():
-		return l.none("both pods are in %s", j.Source.Cluster)
 	case p == nil:
 		return l.unknown(notExamined)
 	case p.Enabled:
@@ -695,14 +675,7 @@ func (j *judge) pool() Link {
 	return l
 }
 
-func (j *judge) set() Link {
-	l := found(finding.PathSet, "set", j.Target.Cluster)
-	switch {
-	case j.noTarget():
-		return l.unknown("there is no pod to look at, which follows from the above")
-	case j.sameCluster():
-		return l.none("both pods are in %s", j.Source.Cluster)
-	}
+func (j *judge) set(l Link) Link {
 	if s := j.Sets; s != nil && len(s.Names) > 0 {
 		l = l.add("%s is in %s, confirmed %s", j.Source.IP, strings.Join(s.Names, ", "), j.ago(s.LastHeard))
 	} else if s != nil {
@@ -730,16 +703,7 @@ func (j *judge) set() Link {
 	return l
 }
 
-func (j *judge) policyOut() Link {
-	return j.policy(finding.PathPolicyOut, "policies of the client's side", j.Source, j.Egress, "egress")
-}
-
-func (j *judge) policyIn() Link {
-	return j.policy(finding.PathPolicyIn, "policies of the pod's side", j.Target, j.Ingress, "ingress")
-}
-
-func (j *judge) policy(code finding.Code, title string, pod Pod, r *Result, direction string) Link {
-	l := found(code, title, pod.Cluster)
+func (j *judge) policy(l Link, pod Pod, r *Result, direction string) Link {
 	switch {
 	case j.noTarget():
 		return l.unknown("there is no pod to look at, which follows from the above")
