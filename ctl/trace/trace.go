@@ -289,21 +289,23 @@ func (c *tracing) past(cmd *cobra.Command, of object) error {
 	if err != nil {
 		return err
 	}
-	print := c.print()
+	print := c.printer(cmd, new(show.Columns).Print)
 	for _, e := range r.events {
-		m := &semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: e}}
-		if err := print(cmd.OutOrStdout(), m); err != nil {
+		if err := print(&semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: e}}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *tracing) print() func(io.Writer, *semaphorev1.WatchResponse) error {
+type printer func(*semaphorev1.WatchResponse) error
+
+// printer prints text unless JSON is chosen.
+func (c *tracing) printer(cmd *cobra.Command, text func(io.Writer, *semaphorev1.WatchResponse) error) printer {
 	if c.output.Chosen == "json" {
-		return show.PrintJSON
+		text = show.PrintJSON
 	}
-	return new(show.Columns).Print
+	return func(m *semaphorev1.WatchResponse) error { return text(cmd.OutOrStdout(), m) }
 }
 
 // wanted reports whether an event is printed: of the object, or of any without one.

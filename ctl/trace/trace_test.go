@@ -203,14 +203,15 @@ func TestFollowOneChange(t *testing.T) {
 			Cluster: cluster, Object: "service shop/echo", Action: action}}}
 	}
 	var out strings.Builder
-	o := newOrdered(&out, new(changes).print)
+	following := new(changes)
+	o := newOrdered(func(m *semaphorev1.WatchResponse) error { return following.print(&out, m) })
 	for _, m := range []*semaphorev1.WatchResponse{
 		message(9*time.Millisecond, at, "broker", "c1", "update"),
 		message(2*time.Millisecond, at.Add(time.Second), "exporter", "c2", "export"),
 		message(4*time.Millisecond, at, "broker", "c1", "receive"),
 		message(time.Millisecond, at, "exporter", "c2", "export"),
 	} {
-		must(t, o.take(&out, m))
+		must(t, o.take(m))
 	}
 	must(t, o.flush())
 	var got []string

@@ -32,14 +32,10 @@ func (c *tracing) follow(cmd *cobra.Command, followed object) error {
 			of.findSets(ctx, []*fleet.Part{p})
 			return func(e *semaphorev1.Event) bool { return c.wanted(of, e) }
 		}}
-	print := c.print()
 	if followed.kind == "" {
-		return w.watch(cmd.Context(), cmd.OutOrStdout(), print)
+		return w.watch(cmd.Context(), c.printer(cmd, new(show.Columns).Print))
 	}
-	if c.output.Chosen != "json" {
-		print = new(changes).print
-	}
-	return w.follow(cmd.Context(), cmd.OutOrStdout(), print)
+	return w.follow(cmd.Context(), c.printer(cmd, new(changes).print))
 }
 
 type watching struct {
@@ -52,12 +48,11 @@ type watching struct {
 }
 
 // follow is watch with the events of the parts in the order in which a change travels.
-func (w *watching) follow(ctx context.Context, out io.Writer,
-	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
-	ordered := newOrdered(out, print)
+func (w *watching) follow(ctx context.Context, print printer) error {
+	ordered := newOrdered(print)
 	g, streaming := errgroup.WithContext(ctx)
 	g.Go(func() error { return ordered.run(streaming) })
-	g.Go(func() error { return w.watch(streaming, out, ordered.take) })
+	g.Go(func() error { return w.watch(streaming, ordered.take) })
 	if err := g.Wait(); ctx.Err() == nil {
 		return err
 	}
@@ -69,20 +64,19 @@ const settle = 250 * time.Millisecond
 
 // ordered prints the events of several parts in the order in which a change travels: by part, and then by time.
 type ordered struct {
-	out     io.Writer
-	print   func(io.Writer, *semaphorev1.WatchResponse) error
+	print   printer
 	arrived chan struct{}
 
 	mu      sync.Mutex
 	waiting []*semaphorev1.WatchResponse
 }
 
-func newOrdered(out io.Writer, print func(io.Writer, *semaphorev1.WatchResponse) error) *ordered {
-	return &ordered{out: out, print: print, arrived: make(chan struct{}, 1)}
+func newOrdered(print printer) *ordered {
+	return &ordered{print: print, arrived: make(chan struct{}, 1)}
 }
 
 // take keeps a message until run prints it.
-func (o *ordered) take(_ io.Writer, m *semaphorev1.WatchResponse) error {
+func (o *ordered) take(m *semaphorev1.WatchResponse) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, m)
 	o.mu.Unlock()
@@ -123,7 +117,7 @@ func (o *ordered) flush() error {
 			strings.Compare(x.GetCluster(), y.GetCluster()), x.GetTime().AsTime().Compare(y.GetTime().AsTime()))
 	})
 	for _, m := range all {
-		if err := o.print(o.out, m); err != nil {
+		if err := o.print(m); err != nil {
 			return err
 		}
 	}
@@ -149,12 +143,11 @@ const maxFollowed = 64
 
 func (c *changes) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	e := m.GetEvent()
-	if e.GetObservedAt() == nil {
-		if e != nil {
-			if _, err := fmt.Fprintf(w, "%10s  ", ""); err != nil {
-				return err
-			}
-		}
+	switch {
+	case e == nil:
+		return c.Columns.Print(w, m)
+	case e.GetObservedAt() == nil:
+		fmt.Fprintf(w, "%10s  ", "")
 		return c.Columns.Print(w, m)
 	}
 	observed, at := e.GetObservedAt().AsTime(), e.GetTime().AsTime()
@@ -165,33 +158,28 @@ func (c *changes) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 		}
 		i = len(c.known)
 		c.known = append(c.known, change{e.GetSource(), observed, observed})
-		if _, err := fmt.Fprintf(w, "change seen in %s at %s\n", show.Printable(e.GetSource()),
-			observed.Local().Format("15:04:05.000")); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "change seen in %s at %s\n", show.Printable(e.GetSource()),
+			observed.Local().Format("15:04:05.000"))
 	}
 	hop := at.Sub(c.known[i].last).Round(100 * time.Microsecond).String()
 	if hop[0] != '-' {
 		hop = "+" + hop
 	}
 	c.known[i].last = at
-	if _, err := fmt.Fprintf(w, "%10s  ", hop); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%10s  ", hop)
 	return c.Columns.Print(w, m)
 }
 
 // watch prints the events of each part as soon as it is reached, until ctx ends or no part is left. A part that cannot
 // be reached, or that stops, is named, and the others continue.
-func (w *watching) watch(ctx context.Context, out io.Writer,
-	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
+func (w *watching) watch(ctx context.Context, print printer) error {
 	g, streaming := errgroup.WithContext(ctx)
 	var mu sync.Mutex // of both outputs
 	named := map[string]bool{}
 	locked := func(m *semaphorev1.WatchResponse) error {
 		mu.Lock()
 		defer mu.Unlock()
-		return print(out, m)
+		return print(m)
 	}
 	for _, dial := range w.dialers {
 		g.Go(func() error {
@@ -220,8 +208,7 @@ func (w *watching) watch(ctx context.Context, out io.Writer,
 }
 
 // part prints the events of a part until it stops: why says how. An error is of print.
-func (w *watching) part(ctx context.Context, dial fleet.Dialer, print func(*semaphorev1.WatchResponse) error) (why,
-	err error) {
+func (w *watching) part(ctx context.Context, dial fleet.Dialer, print printer) (why, err error) {
 	p, err := dial(ctx)
 	if err != nil {
 		return err, nil
