@@ -40,14 +40,13 @@ const poll, quiet = 300 * time.Millisecond, time.Second
 // Applier writes objects to one cluster, and reports on progress the reasons why it waits.
 type Applier struct {
 	*fleet.Cluster
-	Client   dynamic.Interface
 	progress io.Writer
 	// Force takes over fields that other field managers own.
 	Force bool
 }
 
 func New(c *fleet.Cluster, progress io.Writer) *Applier {
-	return &Applier{Client: c.Objects.Client, Cluster: c, progress: progress}
+	return &Applier{Cluster: c, progress: progress}
 }
 
 func (a *Applier) Say(format string, args ...any) {
@@ -60,7 +59,7 @@ func (a *Applier) Of(r Ref) dynamic.ResourceInterface {
 	if r.Kind == "SecurityContextConstraints" { // which is its plural already
 		resource.Resource = "securitycontextconstraints"
 	}
-	return a.Client.Resource(resource).Namespace(r.Namespace)
+	return a.Objects.Client.Resource(resource).Namespace(r.Namespace)
 }
 
 // Get returns an object; nil, and no error, if the object or its type does not exist. It fails if that is not known.

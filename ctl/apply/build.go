@@ -114,43 +114,41 @@ func imagesOf(reference string) []types.Image {
 	return []types.Image{i}
 }
 
-// features adds the features to a configuration. All features need no key.
-func features(v Values, into map[string]any) map[string]any {
+func exporterConfig(v Values) map[string]any {
+	out := map[string]any{}
+	if v.Features.Has(config.Services) { // the own broker receives Services for global services
+		out["localBroker"] = map[string]any{"address": "semaphore-broker-federation." + v.Namespace + ".svc:8443"}
+	}
+	return ofBoth(v, out)
+}
+
+const (
+	// MCS is the component of the Multi-Cluster Services API.
+	MCS = "mcs"
+	// OwnNames is the component by which Services lead to other clusters under their own names.
+	OwnNames = "own-names"
+	// DNS is the component by which the broker keeps its server blocks of CoreDNS current.
+	DNS = "dns"
+)
+
+// ofBoth adds what exporter and broker have alike. All features need no key.
+func ofBoth(v Values, into map[string]any) map[string]any {
+	if slices.Contains(v.Components, MCS) {
+		into["mcs"] = map[string]any{"enabled": true}
+	}
 	if len(v.Features) < len(AllFeatures) {
 		into["features"] = v.Features
 	}
 	return into
 }
 
-func exporterConfig(v Values) map[string]any {
-	out := map[string]any{}
-	if v.Features.Has(config.Services) { // the own broker receives Services for global services
-		out["localBroker"] = map[string]any{"address": "semaphore-broker-federation." + v.Namespace + ".svc:8443"}
-	}
-	return features(v, imports(v, out))
-}
-
-// MCS is the component of the Multi-Cluster Services API.
-const MCS = "mcs"
-
-// OwnNames is the component by which Services lead to other clusters under their own names.
-const OwnNames = "own-names"
-
-// DNS is the component by which the broker keeps its server blocks of CoreDNS current.
-const DNS = "dns"
-
-// imports adds the Multi-Cluster Services API to the configuration of a part.
-func imports(v Values, into map[string]any) map[string]any {
-	if slices.Contains(v.Components, MCS) {
-		into["mcs"] = map[string]any{"enabled": true}
-	}
-	return into
-}
-
 func brokerConfig(v Values) map[string]any {
 	out := map[string]any{"localSubnets": localSubnets(v)}
-	if slices.Contains(v.Components, "ippools") {
-		out["manageIPPools"] = true
+	for component, key := range map[string]string{"ippools": "manageIPPools", DNS: "manageCoreDNS",
+		"tunnel-addresses": "reserveTunnelAddresses"} {
+		if slices.Contains(v.Components, component) {
+			out[key] = true
+		}
 	}
 	if v.Features.Has(config.Services) {
 		global := map[string]any{"podSubnets": v.PodSubnets}
@@ -159,19 +157,13 @@ func brokerConfig(v Values) map[string]any {
 		}
 		out["globalServices"] = global
 	}
-	if slices.Contains(v.Components, DNS) {
-		out["manageCoreDNS"] = true
-	}
-	if slices.Contains(v.Components, "tunnel-addresses") {
-		out["reserveTunnelAddresses"] = true
-	}
 	if slices.Contains(v.Components, "networksets") {
 		out["sets"] = map[string]any{"namespaced": true}
 	}
 	if v.Namespace != fleet.DefaultNamespace {
 		out["mirrorNamespace"], out["agents"] = v.Namespace, map[string]any{"namespace": v.Namespace}
 	}
-	return features(v, imports(v, out))
+	return ofBoth(v, out)
 }
 
 // Broker returns the configuration of the broker. It fails for one that the broker refuses.

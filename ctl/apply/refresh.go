@@ -50,7 +50,7 @@ func (a *Applier) refresh(ctx context.Context, part string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	pods := a.Client.Resource(fleet.PodsGVR).Namespace(a.Cluster.Namespace)
+	pods := a.Objects.Client.Resource(fleet.PodsGVR).Namespace(a.Cluster.Namespace)
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, Refreshed, time.Now().UTC().Format(time.RFC3339Nano))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(16) // a cluster may have thousands of nodes

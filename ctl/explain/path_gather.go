@@ -395,14 +395,13 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 	}
 	namespace, name := service.Annotations[naming.AnnotationSourceNamespace],
 		service.Annotations[naming.AnnotationSourceName]
-	domain := "cluster." + remote
 	switch {
 	case service.Labels[naming.LabelImported] != "":
-		remote, domain = coredns.ClusterSetDomain, coredns.ClusterSetDomain
+		remote = coredns.ClusterSetDomain
 	case remote == "":
-		remote, domain = naming.GlobalCluster, "cluster."+naming.GlobalCluster
+		remote = naming.GlobalCluster
 	}
-	return g.byService(ctx, name+"."+namespace+".svc."+domain, remote, namespace, name)
+	return g.byService(ctx, name+"."+namespace+".svc."+block(remote, "", "", "").Zone(), remote, namespace, name)
 }
 
 // byService collects the facts between a name and an endpoint.
@@ -561,12 +560,9 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	if service == nil {
 		return
 	}
-	offered := func(selector string) bool {
-		key, value, _ := strings.Cut(selector, "=")
-		return service.Labels[key] == value
-	}
+	key, value, _ := strings.Cut(naming.DefaultMirrorSelector, "=")
 	// The exporter may select Services by other labels. An existing mirror proves that it did.
-	n.Source.Selected = offered(naming.DefaultMirrorSelector) || g.mirror != nil
+	n.Source.Selected = service.Labels[key] == value || g.mirror != nil
 	exporter, err := g.target.cluster.Status(ctx, fleet.Exporter, "", askWithin)
 	if err = cmp.Or(err, fleet.Works(exporter)); err != nil {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)

@@ -454,7 +454,7 @@ func (i *installation) plan(t io.Writer) {
 // defineMCS applies the definitions of the Multi-Cluster Services API that are absent or older, with the caller's
 // rights: no part may write any.
 func (i *installation) defineMCS(ctx context.Context, w io.Writer) error {
-	done, err := mcs.ApplyDefinitions(ctx, i.Client)
+	done, err := mcs.ApplyDefinitions(ctx, i.Objects.Client)
 	for _, d := range done {
 		fmt.Fprintf(w, "%s: CustomResourceDefinition %s: %s, as %s\n", show.Printable(i.Cluster.Context),
 			d.Name, d.Action, show.Printable(d.Why))
@@ -482,7 +482,7 @@ func prevented(err error) error {
 // waits for no agent: a node that is away must delay nothing else.
 func (i *installation) install(ctx context.Context, w io.Writer) error {
 	i.began, i.counts = time.Now(), map[string]int{}
-	if err := i.applyAll(ctx, i.counts, isFirst); err != nil {
+	if err := i.applyAll(ctx, isFirst); err != nil {
 		return err
 	}
 	record := &apply.Record{Wishes: i.wishes, Values: i.values, Version: program.Version}
@@ -523,7 +523,7 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	if len(made) > 0 {
 		i.Say("made in the cluster: %s", strings.Join(made, ", "))
 	}
-	if err := i.applyAll(ctx, i.counts, func(kind string) bool { return !isFirst(kind) }); err != nil {
+	if err := i.applyAll(ctx, func(kind string) bool { return !isFirst(kind) }); err != nil {
 		return err
 	}
 	for _, o := range i.objects {
@@ -573,7 +573,7 @@ func (i *installation) refresh(ctx context.Context) {
 func isFirst(kind string) bool { return kind == "Namespace" || kind == "CustomResourceDefinition" }
 
 // applyAll applies the objects of some kinds, and counts their outcomes.
-func (i *installation) applyAll(ctx context.Context, counts map[string]int, which func(kind string) bool) error {
+func (i *installation) applyAll(ctx context.Context, which func(kind string) bool) error {
 	for _, o := range i.objects {
 		if !which(o.GetKind()) {
 			continue
@@ -582,7 +582,7 @@ func (i *installation) applyAll(ctx context.Context, counts map[string]int, whic
 		if err != nil {
 			return err
 		}
-		counts[outcome]++
+		i.counts[outcome]++
 		i.resubnetted = i.resubnetted || outcome == apply.Changed && o.GetLabels()[fleet.SubnetsLabel] != ""
 	}
 	return nil

@@ -329,7 +329,7 @@ func (r *removal) unannotate(ctx context.Context, node string, keys []string) er
 	if err != nil {
 		return err
 	}
-	if _, err := r.Client.Resource(fleet.NodesGVR).Patch(ctx, node, types.MergePatchType,
+	if _, err := r.Objects.Client.Resource(fleet.NodesGVR).Patch(ctx, node, types.MergePatchType,
 		patch, metav1.PatchOptions{FieldManager: apply.FieldManager}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: annotations of node %s: %w", r.Cluster.Context, node, err)
 	}

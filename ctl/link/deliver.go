@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/ctl/apply"
 	"github.com/kube-semaphore/semaphore/ctl/certs"
 	"github.com/kube-semaphore/semaphore/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/ctl/show"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 )
 
@@ -39,10 +40,7 @@ func (d desired) lacks(file string) (names []string) {
 		has[r.Name] = strings.Join(r.PodSubnets, " ")
 	}
 	for name, pods := range d {
-		var texts []string
-		for _, p := range pods {
-			texts = append(texts, p.String())
-		}
+		texts := show.Texts(pods)
 		slices.Sort(texts)
 		if has[name] != strings.Join(texts, " ") {
 			names = append(names, name)

@@ -253,18 +253,10 @@ func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			fmt.Fprintln(w, line)
 		}
 	}
-	var lines []string // of problems that no finding shows
-	shown := map[string]bool{}
-	for _, f := range all {
-		for _, line := range f.GetFirst() {
-			shown[line] = true
-		}
-	}
-	for _, p := range problemLines(s) {
-		if !shown[finding.Clean(p)] {
-			lines = append(lines, p)
-		}
-	}
+	lines := slices.DeleteFunc(problemLines(s), func(p string) bool {
+		shows := func(f *semaphorev1.Finding) bool { return slices.Contains(f.GetFirst(), finding.Clean(p)) }
+		return slices.ContainsFunc(all, shows)
+	})
 	if len(lines) > 0 {
 		fmt.Fprintln(w, "\nPROBLEMS, each of them")
 		for _, p := range lines {
