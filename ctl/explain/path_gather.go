@@ -627,9 +627,6 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	out.Drains = g.drains(n.Namespace, n.Service, func(cluster string) bool {
 		return cluster == "" || cluster == n.Remote || policy.Several(n.Remote)
 	})
-	if len(out.Drains) > 0 {
-		out.Undrain = "semaphorectl undrain " + out.Drains[0]
-	}
 	if gone := g.mirror.Annotations[naming.AnnotationGoneClusters]; gone != "" {
 		out.Gone = strings.Split(gone, ",")
 	}
@@ -844,9 +841,6 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 		}
 	case back != nil:
 		f.Back = &policy.Way{Node: f.Target.Node, LookUpPathResponse: back}
-		if f.TargetNode != nil {
-			f.TargetNode.Agent = true
-		}
 	}
 }
 

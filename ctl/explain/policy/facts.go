@@ -133,10 +133,8 @@ type Mirror struct {
 
 type Slices struct {
 	Total, Ready int
-	// Drains are the drains in effect that cover the Service or its cluster, such as "cluster c2"; Undrain is the command
-	// that ends the first.
-	Drains  []string
-	Undrain string
+	// Drains are the drains in effect that cover the Service or its cluster, such as "cluster c2".
+	Drains []string
 	// Gone are remotes that the broker considers gone.
 	Gone []string
 	// NoTunnel names the nodes whose ready endpoints are not used, because no tunnel leads to them, and why.
@@ -162,8 +160,7 @@ type Node struct {
 	Ready  bool
 	Reason string
 	Since  time.Time
-	// Agent means that the node's agent answers; AgentProblem is why it does not.
-	Agent        bool
+	// AgentProblem is why the node's agent does not answer.
 	AgentProblem string
 }
 

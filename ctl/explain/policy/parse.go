@@ -7,8 +7,9 @@ package policy
 
 import (
 	"fmt"
-	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Every user of a cluster may write a policy. These bound the cost of a selector; Calico itself has no bound.
@@ -38,10 +39,10 @@ func Has(name string) Selector {
 }
 
 // In selects objects whose label has one of these values.
-func In(name string, values ...string) Selector {
+func In(name string, values sets.Set[string]) Selector {
 	return func(labels map[string]string) bool {
 		value, ok := labels[name]
-		return ok && slices.Contains(values, value)
+		return ok && values.Has(value)
 	}
 }
 
@@ -210,11 +211,7 @@ func (p *parser) comparison(name string) (Selector, error) {
 			if err != nil {
 				return nil, err
 			}
-			s = func(labels map[string]string) bool {
-				value, ok := labels[name]
-				_, in := values[value]
-				return ok && in
-			}
+			s = In(name, values)
 		} else {
 			with, err := p.value()
 			if err != nil {
@@ -248,18 +245,18 @@ func (p *parser) words(words []string) bool {
 }
 
 // set reads values in braces. The last one may have a comma behind it.
-func (p *parser) set() (map[string]struct{}, error) {
+func (p *parser) set() (sets.Set[string], error) {
 	if p.peek() != '{' {
 		return nil, p.expected("{")
 	}
 	p.at++
-	values := map[string]struct{}{}
+	values := sets.Set[string]{}
 	for p.peek() != '}' {
 		value, err := p.value()
 		if err != nil {
 			return nil, err
 		}
-		values[value] = struct{}{}
+		values.Insert(value)
 		if p.peek() == ',' {
 			p.at++
 		} else if p.peek() != '}' {

@@ -368,7 +368,8 @@ func (j *judge) slices(l Link) Link {
 		remote := j.Name.Remote
 		switch source := j.Name.Source; {
 		case len(s.Drains) > 0:
-			l = l.broken(s.Undrain, "none of %d endpoints is in use: %s is drained", s.Total, strings.Join(s.Drains, ", "))
+			l = l.broken("semaphorectl undrain "+s.Drains[0], "none of %d endpoints is in use: %s is drained", s.Total,
+				strings.Join(s.Drains, ", "))
 		case len(s.Gone) > 0:
 			l = l.broken("bring "+strings.Join(s.Gone, ", ")+" back; semaphorectl status says since when it is gone",
 				"none of %d endpoints is in use: the broker takes %s for gone", s.Total, strings.Join(s.Gone, ", "))
@@ -576,7 +577,7 @@ func (j *judge) handshake(l Link, w *Way) Link {
 	fix := fmt.Sprintf("let UDP pass between %s and the peer's endpoint, in both directions; see docs/paths.md", w.Node)
 	if there {
 		text := silent(w, "node "+w.Present.GetNode())
-		if n := j.TargetNode; n != nil && !n.Agent && n.AgentProblem != "" && n.Name == w.Present.GetNode() {
+		if n := j.TargetNode; n != nil && n.AgentProblem != "" && n.Name == w.Present.GetNode() {
 			text += fmt.Sprintf("; and its agent cannot be asked: %s", n.AgentProblem)
 			fix = fmt.Sprintf("in %s: see that an agent runs on node %s: kubectl -n semaphore get pods -o wide "+
 				"--field-selector spec.nodeName=%s; if one does, %s", j.Target.Cluster, n.Name, n.Name, fix)
@@ -642,7 +643,7 @@ func (j *judge) farNode(l Link) Link {
 	}
 	if n := j.TargetNode; n != nil {
 		l = l.add("node %s has been ready for %s", n.Name, j.lasting(n.Since))
-		if !n.Agent {
+		if j.Back == nil {
 			l = l.unknown("its agent was not asked: %s", n.AgentProblem)
 		}
 	}

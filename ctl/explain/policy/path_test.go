@@ -45,7 +45,7 @@ func good() *Facts {
 			Chosen: netip.MustParseAddr("10.2.0.5")},
 		Proxy: &semaphorev1.ProxyHealth{Answered: true, Healthy: true, LastUpdated: timestamppb.New(ago(time.Second))},
 		There: way("n1", "c2", "m1"), Back: way("m1", "c1", "n1"),
-		TargetNode: &Node{Name: "m1", Ready: true, Since: ago(time.Hour), Agent: true},
+		TargetNode: &Node{Name: "m1", Ready: true, Since: ago(time.Hour)},
 		Pools:      &Pools{NATOutgoing: true, Covering: "semaphore-c2"}, TargetPools: &Pools{Covering: "semaphore-c1"},
 		Sets:   &Sets{Names: []string{"c1/shop/client"}, LastHeard: ago(time.Second), Labelled: true},
 		Egress: &Result{Why: "no policy selects the pod for egress"}, Ingress: &Result{Why: "rule 1"},
@@ -140,7 +140,7 @@ func TestJudge(t *testing.T) {
 		{"another port", func(f *Facts) { f.Mirror.Port = "81/TCP"; noTarget(f) }, finding.PathMirror, "no port 81/TCP",
 			"one of its ports"},
 		{"drained", func(f *Facts) {
-			f.Slices.Ready, f.Slices.Drains, f.Slices.Undrain = 0, []string{"cluster c2"}, "semaphorectl undrain cluster c2"
+			f.Slices.Ready, f.Slices.Drains = 0, []string{"cluster c2"}
 			noTarget(f)
 		}, finding.PathSlices, "cluster c2 is drained", "undrain cluster c2"},
 		{"gone", func(f *Facts) { f.Slices.Ready, f.Slices.Gone = 0, []string{"c2"}; noTarget(f) }, finding.PathSlices,
@@ -191,7 +191,7 @@ func TestJudge(t *testing.T) {
 			"n1 has not heard node m1 for 1m0s: no answer", "let UDP pass"},
 		{"no handshake, and no agent", func(f *Facts) {
 			silent(f.There)
-			f.Back, f.TargetNode.Agent, f.TargetNode.AgentProblem = nil, false, "no pod of the agent is on it"
+			f.Back, f.TargetNode.AgentProblem = nil, "no pod of the agent is on it"
 		}, finding.PathHandshake, "no answer; and its agent cannot be asked: no pod of the agent is on it",
 			"in c2: see that an agent runs on node m1"},
 		{"no handshake back", func(f *Facts) { silent(f.Back) }, finding.PathHandshake, "m1 has not heard node n1", "UDP"},

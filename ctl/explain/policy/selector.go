@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
@@ -69,10 +70,10 @@ func entity(r *calicov3.EntityRule, namespace string) (of, not expression, err e
 		err = not.and(r.NotSelector, "")
 	}
 	if len(accounts.Names) > 0 {
-		of.all = append(of.all, In(calicov3.LabelServiceAccount, accounts.Names...))
+		of.all = append(of.all, In(calicov3.LabelServiceAccount, sets.New(accounts.Names...)))
 	}
 	if r.NamespaceSelector == "" && namespace != "" && (!of.empty() || r.NotSelector != "") {
-		of.all = append(of.all, In(calicov3.LabelNamespace, namespace))
+		of.all = append(of.all, In(calicov3.LabelNamespace, sets.New(namespace)))
 	}
 	return of, not, err
 }

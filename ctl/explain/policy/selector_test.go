@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/kube-semaphore/semaphore/test/testkit"
 )
 
@@ -72,7 +74,7 @@ func TestSelectors(t *testing.T) {
 
 // TestScope: a selector of namespaces means labels with a prefix, and all() and global() what Calico has them mean.
 func TestScope(t *testing.T) {
-	in := Scope{Prefix: "ns.", All: Has("namespace"), Global: Not(In("namespace", "a", "b"))}
+	in := Scope{Prefix: "ns.", All: Has("namespace"), Global: Not(In("namespace", sets.New("a", "b")))}
 	for _, c := range []struct {
 		text   string
 		labels string
