@@ -51,34 +51,29 @@ func Asking(lw cache.ListerWatcher,
 	}
 }
 
-// Failed is called for each failed attempt that is retried. verb is the RBAC verb, and attempt counts from 1 in each
-// request.
-type Failed func(ctx context.Context, verb string, attempt int, err error)
-
 // RetryWhileAway returns lists and watches that retry about once a second while the apiserver does not answer, until
 // their context ends. client-go's reflectors instead double their wait, up to a minute: after an outage of a minute
 // they would miss what happens in the next one. Answers that are errors are returned, and the reflector backs off. The
-// exception is 503, which a proxy or an aggregating apiserver answers for one that is away. failed may be nil.
-func RetryWhileAway(lw cache.ListerWatcher, failed Failed) *cache.ListWatch {
+// exception is 503, which a proxy or an aggregating apiserver answers for one that is away.
+//
+// failed, if not nil, is called for each failed attempt that is retried. verb is the RBAC verb, and attempt counts from
+// 1 in each request.
+func RetryWhileAway(lw cache.ListerWatcher,
+	failed func(ctx context.Context, verb string, attempt int, err error)) *cache.ListWatch {
 	return Asking(lw, func(ctx context.Context, verb string, request func() error) {
-		whileNoAnswer(ctx, verb, failed, request)
+		for attempt := 1; ; attempt++ {
+			err := request()
+			if err == nil || ctx.Err() != nil || !unanswered(err) {
+				return
+			}
+			if failed != nil {
+				failed(ctx, verb, attempt, err)
+			}
+			if Sleep(ctx, whileAway/2+rand.N(whileAway)) != nil {
+				return
+			}
+		}
 	})
-}
-
-// whileNoAnswer repeats a request until it is answered or ctx ends.
-func whileNoAnswer(ctx context.Context, verb string, failed Failed, request func() error) {
-	for attempt := 1; ; attempt++ {
-		err := request()
-		if err == nil || ctx.Err() != nil || !unanswered(err) {
-			return
-		}
-		if failed != nil {
-			failed(ctx, verb, attempt, err)
-		}
-		if Sleep(ctx, whileAway/2+rand.N(whileAway)) != nil {
-			return
-		}
-	}
 }
 
 // unanswered reports whether an error of net/http or a proxy means that no apiserver answered the request.

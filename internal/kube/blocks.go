@@ -121,7 +121,10 @@ func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, mo
 // Follow lists and watches all block affinities. It reports those that cannot be read to unread; without it, one such
 // is the error of a list.
 func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
-	separate := Separate[*BlockAffinity]{Kind: "BlockAffinity", List: &BlockAffinityList{}, Unread: unread}
+	in := func(client *CalicoClient) *cache.ListWatch {
+		return CalicoResource[*BlockAffinity]{client: client, resource: "blockaffinities", kind: "BlockAffinity",
+			list: &BlockAffinityList{}}.Follow("", unread)
+	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			client, moved, err := b.connect(ctx)
@@ -131,8 +134,7 @@ func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
 			if moved {
 				options.ResourceVersion, options.ResourceVersionMatch = "", "" // they belong to the other group
 			}
-			return separate.Read(client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
-				client.parameters).Do(ctx), options)
+			return in(client).ListWithContext(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			client, moved, err := b.connect(ctx)
@@ -145,9 +147,7 @@ func (b *BlockAffinities) Follow(unread *Unread) *cache.ListWatch {
 			if options.SendInitialEvents != nil && client.GroupVersion != calicoCRD {
 				return nil, ErrListFirst
 			}
-			options.Watch = true
-			return separate.Watch(ctx, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
-				client.parameters), options)
+			return in(client).WatchWithContext(ctx, options)
 		},
 	}
 }

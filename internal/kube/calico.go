@@ -183,7 +183,7 @@ func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 }
 
 // Follow is ListWatch, and reports the objects that cannot be read to unread.
-func (r CalicoResource[T]) Follow(selector string, unread *Unread) cache.ListerWatcher {
+func (r CalicoResource[T]) Follow(selector string, unread *Unread) *cache.ListWatch {
 	get := func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = selector
 		return r.of(r.client.rest.Get()).VersionedParams(&options, r.client.parameters)

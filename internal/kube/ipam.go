@@ -110,8 +110,7 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 // Block reads the block of a CIDR. It fails if there is none, or the object cannot be read as a block.
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
-	return Separate[*IPAMBlock]{Kind: "IPAMBlock"}.ReadOne(
-		c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx))
+	return CalicoResource[*IPAMBlock]{client: c.blocks, resource: "ipamblocks", kind: "IPAMBlock"}.Get(ctx, name)
 }
 
 func (c *CalicoIPAM) Reservations() CalicoResource[*calicov3.IPReservation] {

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -106,5 +105,5 @@ func fetchRoots(ctx context.Context, client *http.Client, url, hash string) ([]b
 		return nil, fmt.Errorf("%s has %d certificates, and none has the public key %s (kube.remoteCAHash)", url,
 			others, hash)
 	}
-	return nil, fmt.Errorf("%s: %w", url, errors.New("it has no certificate in PEM"))
+	return nil, fmt.Errorf("%s: it has no certificate in PEM", url)
 }

@@ -6,6 +6,7 @@ package leader
 // A Kept is one ConfigMap. Its caller decides the content.
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -57,20 +58,12 @@ func NewKept(client kubernetes.Interface, namespace, name, owner string, log *sl
 
 // Get reads the ConfigMap; nil if there is none. It fails if the request does.
 func (m *Kept) Get(ctx context.Context) (*corev1.ConfigMap, error) {
-	object, err := m.get(ctx)
-	if err != nil {
-		return nil, m.named(err)
-	}
-	return object, nil
-}
-
-func (m *Kept) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	object, err := m.api.Get(ctx, m.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		object = nil
 	case err != nil:
-		return nil, err
+		return nil, m.named(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,20 +73,13 @@ func (m *Kept) get(ctx context.Context) (*corev1.ConfigMap, error) {
 
 func (m *Kept) named(err error) error { return fmt.Errorf("ConfigMap %s: %w", m.name, err) }
 
-// Due reports whether the ConfigMap must be read again.
-func (m *Kept) Due() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Since(m.looked) >= m.Every
-}
-
 // Hold makes a text the only content of the ConfigMap, under a key. It sends nothing if it wrote the same text, and has
 // looked since Every. It fails as Change does.
 func (m *Kept) Hold(ctx context.Context, key, text string) error {
 	m.mu.Lock()
-	same := m.wrote && m.text == text
+	same, due := m.wrote && m.text == text, time.Since(m.looked) >= m.Every
 	m.mu.Unlock()
-	if same && !m.Due() {
+	if same && !due {
 		return nil
 	}
 	changed, err := m.Change(ctx, func(object *corev1.ConfigMap) {
@@ -105,9 +91,7 @@ func (m *Kept) Hold(ctx context.Context, key, text string) error {
 	if same && changed {
 		m.Restored("what it holds")
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.text, m.wrote = text, true
+	m.Holds(text)
 	return nil
 }
 
@@ -132,13 +116,12 @@ func (m *Kept) Change(ctx context.Context, do func(*corev1.ConfigMap)) (changed 
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.looked = time.Time{} // what it read is still to be changed
-		return false, m.named(err)
 	}
-	return changed, nil
+	return changed, err
 }
 
 func (m *Kept) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, error) {
-	have, err := m.get(ctx)
+	have, err := m.Get(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -157,12 +140,15 @@ func (m *Kept) change(ctx context.Context, do func(*corev1.ConfigMap)) (bool, er
 		// It has the version that was read: another's write in between is not lost unseen.
 		_, err = m.api.Update(ctx, want, metav1.UpdateOptions{})
 	}
-	return err == nil, err
+	if err != nil {
+		return false, m.named(err)
+	}
+	return true, nil
 }
 
 func sameContent(a, b *corev1.ConfigMap) bool {
 	return maps.Equal(a.Data, b.Data) && maps.Equal(a.Labels, b.Labels) &&
-		maps.EqualFunc(a.BinaryData, b.BinaryData, func(a, b []byte) bool { return string(a) == string(b) })
+		maps.EqualFunc(a.BinaryData, b.BinaryData, bytes.Equal)
 }
 
 // Restored reports that another writer had changed or deleted a part of the ConfigMap, and that it is restored.

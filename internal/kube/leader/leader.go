@@ -113,16 +113,29 @@ func New(options Options) (*Elector, error) {
 // Of returns the elector of a part ("broker", "exporter") with this configuration. The Lease is in the cluster in which
 // the process runs, even if the part reads another cluster; outside of a cluster it is in the one that kube refers to.
 // Of fails as New does, and if the access to that cluster cannot be used.
-func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer,
-	log *slog.Logger) (*Elector, error) {
+func Of(part string, election config.LeaderElection, c config.Kube, registry prometheus.Registerer,
+	log *slog.Logger) (e *Elector, err error) {
 	options := Options{Config: election, Registry: registry, Log: log}
 	if election.Enabled {
-		var err error
-		if options.Rest, err = clientConfig(kube, part); err != nil {
+		if options.Rest, err = clientConfig(c, part); err != nil {
 			return nil, err
 		}
 	}
 	return New(options)
+}
+
+// clientConfig returns the access to the apiserver that stores the Lease. It is the cluster in which this process runs,
+// so that an exporter that reads another cluster writes nothing there.
+func clientConfig(c config.Kube, part string) (*rest.Config, error) {
+	cfg, err := kube.Config(c.Own(), part)
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return kube.Config(c, part)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("leader election uses the ServiceAccount of the pod (or switch it off: "+
+			"leaderElection.enabled): %w", err)
+	}
+	return cfg, nil
 }
 
 // newIdentity returns an identity that differs from that of all other processes, including earlier ones in the same
@@ -163,14 +176,14 @@ func (e *Elector) Standby() error {
 	if e.lock == nil {
 		return errors.New("not started yet")
 	}
-	holder, problem := e.lock.seen()
-	switch {
-	case problem != "":
-		return fmt.Errorf("standby: the leader is not known: %s", problem)
-	case holder == "" || holder == e.lock.Identity():
+	switch is := e.lock.now(); {
+	case is.problem != "":
+		return fmt.Errorf("standby: the leader is not known: %s", is.problem)
+	case is.holder == "" || is.holder == e.lock.Identity():
 		return errors.New("standby: nobody leads yet")
+	default:
+		return fmt.Errorf("standby: %s leads", replica(is.holder))
 	}
-	return fmt.Errorf("standby: %s leads", replica(holder))
 }
 
 // Ready returns nil if this replica works or can take over, and otherwise an error with the reason; note describes a
@@ -185,11 +198,11 @@ func (e *Elector) Ready(working func() error) (note string, err error) {
 	if e.lock == nil {
 		return "", standby
 	}
-	switch followed, problem := e.lock.follows(); {
-	case problem != "":
-		return "", finding.Because(fmt.Errorf("standby: cannot take over: %s", problem),
-			finding.Line(finding.LeaseFailed, "", problem)...)
-	case !followed:
+	switch is := e.lock.now(); {
+	case is.problem != "":
+		return "", finding.Because(fmt.Errorf("standby: cannot take over: %s", is.problem),
+			finding.Line(finding.LeaseFailed, "", is.problem)...)
+	case !is.followed:
 		return "", fmt.Errorf("%w, and was not seen to renew the lease yet", standby)
 	}
 	return standby.Error(), nil
@@ -216,8 +229,8 @@ func (e *Elector) Holds(ctx context.Context) error {
 func (e *Elector) Status(out *semaphorev1.GetStatusResponse) (leads bool, problem string) {
 	out.Standby = e.Standby() != nil
 	if e.lock != nil {
-		out.Leader, problem = e.lock.seen()
-		out.Leader = replica(out.Leader)
+		is := e.lock.now()
+		out.Leader, problem = replica(is.holder), is.problem
 	}
 	return !out.Standby, problem
 }
@@ -272,7 +285,7 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 
 // lead runs the work until it ends, or until it must end.
 func (e *Elector) lead(ctx context.Context, work Work) error {
-	term := e.lock.term()
+	term := uint64(e.lock.now().transitions) + 1
 	e.options.Log.Info("this replica leads", "lease", e.lock.Describe(), "term", term)
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -290,15 +303,14 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 		case err := <-result:
 			return err
 		case <-e.lock.lost:
-			holder, _ := e.lock.seen()
-			return e.depose(end, result, taken(holder))
+			return e.depose(end, result, taken(e.lock.now().holder))
 		case <-due.C:
-			left := time.Until(e.lock.renewed().Add(e.renewDeadline()))
+			is := e.lock.now()
+			left := time.Until(is.renewedAt.Add(e.renewDeadline()))
 			if left <= 0 {
 				why := fmt.Sprintf("not renewed for %s", e.renewDeadline())
-				// There is no problem if this process or the machine was suspended.
-				if _, problem := e.lock.seen(); problem != "" {
-					why += ": " + problem
+				if is.problem != "" { // there is none if this process or the machine was suspended
+					why += ": " + is.problem
 				}
 				return e.depose(end, result, why)
 			}
@@ -322,7 +334,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 	e.options.Log.Error("this replica lost the lease and ends its work", "error", lost)
 	end()
 	// The wait ends half a retry period early, so that the process has this time to exit.
-	last := time.NewTimer(time.Until(e.lock.renewed().Add(e.duration() - e.retryPeriod()/2)))
+	last := time.NewTimer(time.Until(e.lock.now().renewedAt.Add(e.duration() - e.retryPeriod()/2)))
 	defer last.Stop()
 	select {
 	case err := <-result:

@@ -20,9 +20,18 @@ type lease struct {
 	log *slog.Logger
 
 	mu sync.Mutex
-	// held is true while this replica has the lease. renewedAt is when the request of its last renewal began.
-	held      bool
-	renewedAt time.Time
+	seen
+	// lost is closed when this replica sees the Lease with another holder after it held the Lease. The replica does not
+	// acquire it again, because its work is ending.
+	lost chan struct{}
+}
+
+// seen is what the requests have shown of the Lease.
+type seen struct {
+	// held is true once this replica has had the lease, and over when lost is closed. renewedAt is when the request of
+	// its last renewal began.
+	held, over bool
+	renewedAt  time.Time
 	// transitions is the largest leaseTransitions that was seen. While held, it is the value with which this replica
 	// acquired the Lease.
 	transitions int
@@ -31,11 +40,6 @@ type lease struct {
 	// renewal is the last renewTime that was seen. followed is true once it was seen to change.
 	renewal  time.Time
 	followed bool
-
-	// lost is closed when this replica sees the Lease with another holder after it held the Lease. The replica does not
-	// acquire it again, because its work is ending.
-	lost chan struct{}
-	over bool
 }
 
 var errOver = errors.New("this replica has lost the lease")
@@ -48,9 +52,9 @@ func newLease(client coordinationv1.LeasesGetter, namespace, name, identity stri
 			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 			Labels:     map[string]string{"app.kubernetes.io/name": "semaphore"},
 		},
-		log:         log,
-		transitions: -1,
-		lost:        make(chan struct{}),
+		log:  log,
+		seen: seen{transitions: -1},
+		lost: make(chan struct{}),
 	}
 }
 
@@ -80,34 +84,28 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 }
 
 func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.mu.Lock()
-	record.LeaderTransitions = l.transitions
-	if !l.held {
+	is := l.now()
+	record.LeaderTransitions = is.transitions
+	if !is.held {
 		// The count continues after a deletion of the Lease, as far as this replica remembers it.
 		record.LeaderTransitions++
 	}
-	l.mu.Unlock()
 	return l.write(ctx, record, "cannot create it", l.LeaseLock.Create)
 }
 
 func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.mu.Lock()
-	if l.held {
-		record.LeaderTransitions = l.transitions
+	if is := l.now(); is.held {
+		record.LeaderTransitions = is.transitions
 	} else {
-		record.LeaderTransitions = max(l.transitions+1, record.LeaderTransitions)
+		record.LeaderTransitions = max(is.transitions+1, record.LeaderTransitions)
 	}
-	l.mu.Unlock()
 	return l.write(ctx, record, "cannot update it", l.LeaseLock.Update)
 }
 
 // write makes a write that acquires or renews the lease.
 func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord, what string,
 	do func(context.Context, resourcelock.LeaderElectionRecord) error) error {
-	l.mu.Lock()
-	over := l.over
-	l.mu.Unlock()
-	if over {
+	if l.now().over {
 		return errOver
 	}
 	// The apiserver writes the Lease at this time or later. A replica that waits for the Lease to expire therefore
@@ -174,13 +172,6 @@ func (l *lease) follow(renewal time.Time) {
 	l.renewal = renewal
 }
 
-// follows reports whether this replica sees the Lease change and its last request succeeded.
-func (l *lease) follows() (followed bool, problem string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.followed, l.problem
-}
-
 // fail records why a request failed, and logs the first failure of a series. The caller holds mu.
 func (l *lease) fail(ctx context.Context, what string, err error) {
 	// A conflict means that another replica was faster, and a cancelled request that the election is ending. Neither is
@@ -203,23 +194,9 @@ func (l *lease) well() {
 	l.problem = ""
 }
 
-// renewed returns when the request of the last renewal began.
-func (l *lease) renewed() time.Time {
+// now returns what was seen so far.
+func (l *lease) now() seen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.renewedAt
-}
-
-// term returns this replica's term as leader.
-func (l *lease) term() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return uint64(l.transitions) + 1
-}
-
-// seen returns the holder of the lease at the last check, and why the last request failed.
-func (l *lease) seen() (holder, problem string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.holder, l.problem
+	return l.seen
 }
