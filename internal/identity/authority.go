@@ -12,8 +12,6 @@ import (
 	"math/big"
 	"net/url"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -135,8 +133,8 @@ func (a *Authority) lasts(validity time.Duration, now time.Time) error {
 // Issue creates a key and a certificate for one of Parts, PEM. It fails for another part, and for a validity that ends
 // after that of the authority.
 func (a *Authority) Issue(part string, validity time.Duration, now time.Time) (cert, key []byte, err error) {
-	if !slices.Contains(Parts, part) {
-		return nil, nil, fmt.Errorf("part %q: use %s", part, strings.Join(Parts, ", "))
+	if _, err := Named([]string{part}); err != nil {
+		return nil, nil, err
 	}
 	if err := a.lasts(validity, now); err != nil {
 		return nil, nil, err

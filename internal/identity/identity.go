@@ -51,11 +51,7 @@ func (s *Source) SetRoots(texts map[string]string) error {
 	for cluster, text := range texts {
 		td, err := spiffeid.TrustDomainFromString(cluster)
 		if err == nil {
-			var bundle *x509bundle.Bundle
-			if bundle, err = x509bundle.Parse(td, []byte(text)); err == nil && bundle.Empty() {
-				err = errors.New("holds no certificate")
-			}
-			given[cluster] = bundle
+			given[cluster], err = parseRoots(td, []byte(text))
 		}
 		if err != nil {
 			delete(given, cluster)
@@ -66,6 +62,15 @@ func (s *Source) SetRoots(texts map[string]string) error {
 	s.given = given
 	s.mu.Unlock()
 	return errors.Join(errs...)
+}
+
+// parseRoots parses the roots of a cluster, PEM. It fails if there are none.
+func parseRoots(td spiffeid.TrustDomain, text []byte) (*x509bundle.Bundle, error) {
+	bundle, err := x509bundle.Parse(td, text)
+	if err == nil && bundle.Empty() {
+		err = errors.New("holds no certificate")
+	}
+	return bundle, err
 }
 
 // GetX509BundleForTrustDomain implements x509bundle.Source. It fails if the cluster is not trusted or its roots are
@@ -199,7 +204,7 @@ func (f bundleFileSource) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (
 	text, err := volume.ReadFile(string(f))
 	var bundle *x509bundle.Bundle
 	if err == nil {
-		bundle, err = x509bundle.Parse(td, text)
+		bundle, err = parseRoots(td, text)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("root certificates %s of cluster %q: %w", string(f), td.Name(), err)

@@ -11,14 +11,15 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-func Exporter(cluster string) spiffeid.ID { return id(cluster, "exporter") }
+func Exporter(cluster string) spiffeid.ID { return IDOf(cluster, "exporter") }
 
-func Broker(cluster string) spiffeid.ID { return id(cluster, "broker") }
+func Broker(cluster string) spiffeid.ID { return IDOf(cluster, "broker") }
 
-func Semaphorectl(cluster string) spiffeid.ID { return id(cluster, "semaphorectl") }
+func Semaphorectl(cluster string) spiffeid.ID { return IDOf(cluster, "semaphorectl") }
 
-// id panics on a name that is no trust domain; configurations that passed config.Load have none.
-func id(cluster, part string) spiffeid.ID {
+// IDOf returns the ID of one of Parts. It panics on a name that is no trust domain; configurations that passed
+// config.Load have none.
+func IDOf(cluster, part string) spiffeid.ID {
 	return spiffeid.RequireFromPath(spiffeid.RequireTrustDomainFromString(cluster), "/"+part)
 }
 

@@ -28,8 +28,6 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-
-	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
 // Parts that have a certificate.
@@ -55,9 +53,6 @@ type Validity struct {
 // Init creates an authority and a certificate for each part of cluster in dir. It overwrites nothing: if there is an
 // authority already, it fails and changes nothing.
 func Init(dir, cluster string, v Validity, now time.Time) error {
-	if err := config.ClusterName(cluster); err != nil {
-		return err
-	}
 	if _, err := os.Stat(filepath.Join(dir, caKeyFile)); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
 			err = errors.New("exists already: choose another directory, or remove it if nothing uses it")
@@ -69,31 +64,13 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 		return err
 	}
 	// The authority's own key is written last: a directory with ca.key is complete.
-	for _, part := range Parts {
-		cert, key, err := ca.Issue(part, v.Certificate, now)
-		if err != nil {
-			return err
-		}
-		at := filepath.Join(dir, part)
-		if err := writePair(filepath.Join(at, certFile), filepath.Join(at, keyFile), cert, key, writeNew); err != nil {
-			return err
-		}
+	if err := ca.certify(dir, Parts, v.Certificate, now, writeNew); err != nil {
+		return err
 	}
 	if err := writeNew(filepath.Join(dir, "semaphorectl", cluster+".pem"), pemOf(ca.cert), 0o644); err != nil {
 		return err
 	}
 	return ca.write(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile), writeNew)
-}
-
-func IDOf(cluster, part string) spiffeid.ID {
-	switch part {
-	case "exporter":
-		return Exporter(cluster)
-	case "broker":
-		return Broker(cluster)
-	default:
-		return Semaphorectl(cluster)
-	}
 }
 
 // Bundle returns the root certificates, PEM, with which peers trust the cluster whose authority is in dir; there are

@@ -3,6 +3,7 @@ package identity
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,20 +46,30 @@ func Rotate(dir string, parts []string, validity time.Duration, now time.Time) e
 }
 
 func (a *Authority) rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
+	err := a.certify(dir, parts, validity, now, writeOver)
+	if errors.Is(err, errOutlives) {
+		return fmt.Errorf("%w, or replace the authority (semaphorectl pki rotate-ca --dir %s)", err, dir)
+	}
+	if err != nil {
+		return err
+	}
+	return writeBundle(dir)
+}
+
+// certify creates the certificates of parts in dir, by writeNew or writeOver.
+func (a *Authority) certify(dir string, parts []string, validity time.Duration, now time.Time,
+	write func(string, []byte, os.FileMode) error) error {
 	for _, part := range parts {
 		cert, key, err := a.Issue(part, validity, now)
-		if errors.Is(err, errOutlives) {
-			return fmt.Errorf("%w, or replace the authority (semaphorectl pki rotate-ca --dir %s)", err, dir)
-		}
 		if err != nil {
 			return err
 		}
 		at := filepath.Join(dir, part)
-		if err := writePair(filepath.Join(at, certFile), filepath.Join(at, keyFile), cert, key, writeOver); err != nil {
+		if err := writePair(filepath.Join(at, certFile), filepath.Join(at, keyFile), cert, key, write); err != nil {
 			return fmt.Errorf("certificate of the %s: %w", part, err)
 		}
 	}
-	return writeBundle(dir)
+	return nil
 }
 
 // writeBundle writes the bundle where semaphorectl looks for it.

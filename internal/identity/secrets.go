@@ -2,7 +2,6 @@ package identity
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -90,10 +89,7 @@ func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bundle of %q: %w", name, err)
 	}
-	bundle, err := x509bundle.Parse(td, pem)
-	if err == nil && bundle.Empty() {
-		err = errors.New("it holds no certificate")
-	}
+	bundle, err := parseRoots(td, pem)
 	if err != nil {
 		return nil, fmt.Errorf("bundle of %q is not what `semaphorectl pki bundle` prints there: %w", name, err)
 	}

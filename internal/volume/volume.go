@@ -30,7 +30,7 @@ const (
 func Read(paths ...string) ([][]byte, error) {
 	for range maxReplaced {
 		content, err := readOnce(paths)
-		if _, replaced := errors.AsType[*replacedError](err); !replaced {
+		if !errors.Is(err, errReplaced) {
 			return content, err
 		}
 	}
@@ -46,10 +46,8 @@ func ReadFile(path string) ([]byte, error) {
 	return content[0], nil
 }
 
-// replacedError is the error if a volume is replaced during a read.
-type replacedError struct{ dir string }
-
-func (e *replacedError) Error() string { return e.dir + " was replaced" }
+// errReplaced is the error if a volume is replaced during a read.
+var errReplaced = errors.New("the volume was replaced")
 
 func readOnce(paths []string) (content [][]byte, err error) {
 	// open has, by volume, the version from which all its files are read.
@@ -116,11 +114,11 @@ func openVersion(dir string) (*version, error) {
 	return v, nil
 }
 
-// explain returns a replacedError if the volume has another version now, and otherwise err, with the path of the
-// volume's file.
+// explain returns errReplaced if the volume has another version now, and otherwise err, with the path of the volume's
+// file.
 func (v *version) explain(err error) error {
 	if now, linkErr := os.Readlink(filepath.Join(v.dir, dataLink)); linkErr == nil && now != v.target {
-		return &replacedError{v.dir}
+		return errReplaced
 	}
 	// A name within the version is not enough.
 	if in, is := errors.AsType[*fs.PathError](err); is {
