@@ -36,18 +36,15 @@ func Listen(path string) (net.Listener, error) {
 }
 
 // ToRead returns the path at which a part answers questions and takes no orders, beside its own socket; empty for none.
-func ToRead(own string) string {
-	if own == "" {
-		return ""
-	}
-	return own + ".read"
-}
+func ToRead(own string) string { return beside(own, ".read") }
 
 // ToLeader returns the path at which a standby relays semaphorectl to the leader, beside its own socket; empty for
 // none. Its suffix differs from that of parts' own sockets.
-func ToLeader(own string) string {
+func ToLeader(own string) string { return beside(own, ".leader") }
+
+func beside(own, suffix string) string {
 	if own == "" {
 		return ""
 	}
-	return own + ".leader"
+	return own + suffix
 }

@@ -95,11 +95,10 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 	})
 	options := promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}
 	open := promhttp.HandlerFor(p.Metrics, options)
-	if p.Private == nil {
-		mux.Handle("GET /metrics", open)
-		return serve(ctx, address, mux)
+	private := open
+	if p.Private != nil {
+		private = promhttp.HandlerFor(p.Private, options)
 	}
-	private := promhttp.HandlerFor(p.Private, options)
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if p.trusts(r) {
 			private.ServeHTTP(w, r)
