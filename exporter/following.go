@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/internal/bounds"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -158,7 +157,12 @@ func (f *following) take(d *remotes.Decision) {
 		}
 	}
 	if !maps.EqualFunc(f.offers, offers, remotes.SameExport) {
-		e.catalog.SetRemotes(f.clusters(offers), rulesOfOffers(d.InEffect, offers), time.Now())
+		rules := map[string][]remotes.ExportRule{}
+		for cluster := range offers {
+			spec := d.InEffect[cluster].Spec
+			rules[cluster], _ = remotes.ExportRules(&spec) // a spec in effect was accepted before
+		}
+		e.catalog.SetRemotes(f.clusters(offers), rules, time.Now())
 		e.watcher.Replay()
 		f.offers = offers
 	}
@@ -178,19 +182,6 @@ func (f *following) clusters(offers map[string]*v1alpha1.Export) []string {
 		all = append(all, own.Cluster)
 	}
 	slices.Sort(all)
-	return all
-}
-
-func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export) map[string][]catalog.OfferRule {
-	all := map[string][]catalog.OfferRule{}
-	for cluster := range offers {
-		spec := inEffect[cluster].Spec
-		rules, _ := remotes.ExportRules(&spec) // a spec in effect was accepted before
-		for _, r := range rules {
-			all[cluster] = append(all[cluster], catalog.OfferRule{Features: r.Kinds, Namespaces: r.Namespaces,
-				Selector: r.Selector, Offers: r.Offers})
-		}
-	}
 	return all
 }
 

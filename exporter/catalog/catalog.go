@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -109,7 +110,7 @@ type Catalog struct {
 	// own is the own cluster if it is one of clusters, else Nobody.
 	own Audience
 	// perCluster are the rules of single clusters.
-	perCluster map[string][]OfferRule
+	perCluster map[string][]remotes.ExportRule
 	// remotes are the single clusters of others in the order of the rules.
 	remotes []string
 
@@ -129,8 +130,6 @@ type Catalog struct {
 	// offers are the Services with a label that offers them; offersVersion counts changes that no revision shows.
 	offers        map[name]*offered
 	offersVersion uint64
-	// exportTo caches parsed values of the annotation.
-	exportTo map[string]exportTo
 	// objects is the number of exported objects by kind and audience.
 	objects map[semaphorev1.Kind]map[Audience]int
 }
@@ -151,7 +150,6 @@ func New(rules Rules) *Catalog {
 		exports:   map[name]*mcsv1beta1.ServiceExport{},
 		services:  map[name]*corev1.Service{},
 		offers:    map[name]*offered{},
-		exportTo:  map[string]exportTo{},
 		objects:   map[semaphorev1.Kind]map[Audience]int{},
 	}
 	c.setClusters(rules.Clusters)
@@ -173,7 +171,7 @@ func (c *Catalog) setClusters(clusters []string) {
 
 // SetRemotes sets other clusters that have brokers, and their rules. Their objects follow once all sources are put
 // again; until then no stream to a new cluster may begin. The catalog forgets what a removed cluster received.
-func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, now time.Time) {
+func (c *Catalog) SetRemotes(clusters []string, offers map[string][]remotes.ExportRule, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, cluster := range c.remotes {
@@ -186,7 +184,6 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 		}
 	}
 	c.perCluster = offers
-	clear(c.exportTo)
 	c.setClusters(clusters)
 	c.offersVersion++ // an offer names the clusters that there are
 }

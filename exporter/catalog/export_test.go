@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -41,16 +42,16 @@ func withRules(t testing.TB, edit func(*Rules)) *Catalog {
 
 // offering is a rule, with the clusters that it offers objects to; it withholds them from all others.
 type offering struct {
-	OfferRule
+	remotes.ExportRule
 	clusters []string
 }
 
 func offer(c *Catalog, rules []offering) *Catalog {
-	offers := map[string][]OfferRule{}
+	offers := map[string][]remotes.ExportRule{}
 	for _, cluster := range c.remotes {
 		for _, r := range rules {
 			r.Offers = slices.Contains(r.clusters, cluster)
-			offers[cluster] = append(offers[cluster], r.OfferRule)
+			offers[cluster] = append(offers[cluster], r.ExportRule)
 		}
 	}
 	c.SetRemotes(slices.Clone(c.clusters), offers, time.Now())
@@ -78,9 +79,9 @@ func TestR26WhoSeesWhat(t *testing.T) {
 	payments, err := labels.Parse("team=payments")
 	testkit.Must(t, err)
 	rules := []offering{
-		{OfferRule{Features: config.Features{config.Services}, Selector: payments}, []string{"c2"}},
-		{OfferRule{Namespaces: []string{"other"}}, []string{"c3"}},
-		{OfferRule{Features: config.Features{config.Policy}, Namespaces: []string{"shop"}, Selector: payments}, nil},
+		{remotes.ExportRule{Features: config.Features{config.Services}, Selector: payments}, []string{"c2"}},
+		{remotes.ExportRule{Namespaces: []string{"other"}}, []string{"c3"}},
+		{remotes.ExportRule{Features: config.Features{config.Policy}, Namespaces: []string{"shop"}, Selector: payments}, nil},
 	}
 	long := strings.Repeat("x", 100_000)
 	for name, test := range map[string]struct {

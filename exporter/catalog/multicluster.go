@@ -95,21 +95,6 @@ func (c *Catalog) selects(s *discoveryv1.EndpointSlice) bool {
 		c.offers[service] != nil || c.exports[service] != nil
 }
 
-// narrowed restricts an audience to the clusters that the annotation of a ServiceExport names: the Service and its
-// export cross as one object.
-func (c *Catalog) narrowed(to Audience, at name) (Audience, string) {
-	e := c.exports[at]
-	if e == nil {
-		return to, ""
-	}
-	value, ok := e.Annotations[naming.AnnotationExportTo]
-	if !ok {
-		return to, ""
-	}
-	only, problem := c.parsedExportTo(value)
-	return c.clusters.intersect(to, only), problem
-}
-
 // multiClusterExport returns the exported form of a ServiceExport. ignored lists the omitted parts.
 func multiClusterExport(s *corev1.Service, e *mcsv1beta1.ServiceExport) (out *semaphorev1.MultiClusterExport,
 	ignored []string) {

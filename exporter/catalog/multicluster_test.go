@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 func newExport(name string, edit ...func(*mcsv1beta1.ServiceExport)) *mcsv1beta1.ServiceExport {
@@ -139,7 +140,7 @@ func TestServiceExportNarrowed(t *testing.T) {
 	} {
 		c := multiClusterCatalog(t)
 		if test.rule != nil {
-			offer(c, []offering{{OfferRule{Namespaces: []string{"shop"}}, test.rule}})
+			offer(c, []offering{{remotes.ExportRule{Namespaces: []string{"shop"}}, test.rule}})
 		}
 		c.PutExport(newExport("echo", func(e *mcsv1beta1.ServiceExport) {
 			if test.export != "" {

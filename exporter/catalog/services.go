@@ -50,9 +50,10 @@ func (c *Catalog) putService(s *corev1.Service, now time.Time) {
 		by = append(by, fmt.Sprintf("%.100q", value))
 	}
 	wrong := problem // with the annotation that names last who receives it
-	if to != Nobody {
-		if to, wrong = c.narrowed(to, at); to == Nobody {
-			by = append(by, fmt.Sprintf("%.100q of its ServiceExport", c.exports[at].Annotations[naming.AnnotationExportTo]))
+	// A ServiceExport crosses with its Service as one object.
+	if export := c.exports[at]; to != Nobody && export != nil {
+		if to, wrong = c.narrowed(to, export.Annotations); to == Nobody {
+			by = append(by, fmt.Sprintf("%.100q of its ServiceExport", export.Annotations[naming.AnnotationExportTo]))
 		}
 		problem = cmp.Or(wrong, problem)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/streams"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -68,9 +69,9 @@ func TestR26RandomAudiences(t *testing.T) {
 			Features: config.Features{config.Encryption, config.Services, config.Policy}, Own: "c1", Clusters: clusters,
 			Mirror: offered, Global: global, LabelDomains: []string{naming.DefaultLabelDomain}, Tombstones: 2 + rnd.IntN(20),
 		})
-		withheld := []catalog.OfferRule{{Namespaces: []string{"closed"}}}
+		withheld := []remotes.ExportRule{{Namespaces: []string{"closed"}}}
 		now := time.Unix(0, 0)
-		offers := map[string][]catalog.OfferRule{"c2": withheld, "c4": withheld}
+		offers := map[string][]remotes.ExportRule{"c2": withheld, "c4": withheld}
 		c.SetRemotes(clusters, offers, now)
 		readers := make([]*reader, len(clusters))
 		for i, cluster := range clusters {

@@ -5,6 +5,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -40,14 +42,9 @@ func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, err
 		}
 	}
 	if l := spec.Limits; l != nil {
-		r.Limits = config.Limits{
-			Nodes: int(l.Nodes), PodCIDRs: int(l.PodCIDRs), PodCIDRsPerNode: int(l.PodCIDRsPerNode),
-			Services: int(l.Services), PortsPerService: int(l.PortsPerService), ClusterIPs: int(l.ClusterIPs),
-			Exports:        int(l.Exports),
-			EndpointSlices: int(l.EndpointSlices), Endpoints: int(l.Endpoints), EndpointsPerService: int(l.EndpointsPerService),
-			SetMembers: int(l.SetMembers), SetIPs: int(l.SetIPs), IPsPerSet: int(l.IPsPerSet),
-			MebibytesPerKind: int(l.MebibytesPerKind), KibibytesPerSecond: int(l.KibibytesPerSecond),
-			ChangesPerSecond: int(l.ChangesPerSecond), StreamsPerMinute: int(l.StreamsPerMinute),
+		from, to := reflect.ValueOf(l).Elem(), reflect.ValueOf(&r.Limits).Elem()
+		for i := range from.NumField() { // the fields have one name in both
+			to.FieldByName(from.Type().Field(i).Name).SetInt(from.Field(i).Int())
 		}
 	}
 	return r, errors.Join(errs...)
@@ -76,7 +73,7 @@ func ExportRules(spec *v1alpha1.RemoteClusterSpec) ([]ExportRule, error) {
 	var rules []ExportRule
 	var errs []error
 	for i, r := range spec.Export.Rules {
-		rule := ExportRule{Kinds: As[config.Feature](r.Kinds), Namespaces: r.Namespaces,
+		rule := ExportRule{Features: As[config.Feature](r.Kinds), Namespaces: r.Namespaces,
 			Offers: r.Action == v1alpha1.Offer}
 		if r.Selector != nil {
 			selector, err := metav1.LabelSelectorAsSelector(r.Selector)
@@ -92,11 +89,20 @@ func ExportRules(spec *v1alpha1.RemoteClusterSpec) ([]ExportRule, error) {
 
 // ExportRule offers some Services and pods to one cluster, or withholds them.
 type ExportRule struct {
-	Kinds      config.Features
+	// Features whose objects the rule matches: services or policy; all if empty.
+	Features config.Features
+	// Namespaces that the rule matches; all if empty.
 	Namespaces []string
-	// Selector is nil for all.
+	// Selector of labels that the rule matches; all if nil.
 	Selector labels.Selector
-	Offers   bool
+	// Offers is false if the rule withholds them.
+	Offers bool
+}
+
+func (r ExportRule) Matches(feature config.Feature, namespace string, set labels.Set) bool {
+	return (len(r.Features) == 0 || r.Features.Has(feature)) &&
+		(len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) &&
+		(r.Selector == nil || r.Selector.Matches(set))
 }
 
 // checkBundle names the fault of the text of root certificates, which may be empty.
