@@ -21,10 +21,9 @@ func TestRefusalsOfDeletedObjects(t *testing.T) {
 		s := echoAt(80)
 		s.Name = fmt.Sprint("echo-", i)
 		b.catalog.PutService(s, time.Now())
-		p.handleReceived(Received{Refusal: &semaphorev1.Refusal{Key: serviceKey(s.Name).Proto(), Revision: math.MaxUint64,
-			Code: "OverLimit", Reason: "no"}})
-		p.handleReceived(Received{Outcome: &semaphorev1.Outcome{Key: serviceKey(s.Name).Proto(), Code: "NameTaken",
-			Reason: "no"}})
+		p.recordRefusal(&semaphorev1.Refusal{Key: serviceKey(s.Name).Proto(), Revision: math.MaxUint64,
+			Code: "OverLimit", Reason: "no"})
+		p.recordOutcome(&semaphorev1.Outcome{Key: serviceKey(s.Name).Proto(), Code: "NameTaken", Reason: "no"})
 		b.catalog.DeleteService("shop", s.Name, time.Now())
 		p.recordSent(changed(&semaphorev1.Change{Revision: b.catalog.Journal().Head(),
 			Change: &semaphorev1.Change_Delete{Delete: serviceKey(s.Name).Proto()}}), time.Now())
@@ -67,8 +66,7 @@ func TestRefusalsOfEarlierStates(t *testing.T) {
 			p.recordSent(changed(&semaphorev1.Change{Revision: e.Revision,
 				Change: &semaphorev1.Change_Upsert{Upsert: e.Value.Object}}), time.Now())
 		}
-		p.handleReceived(Received{Refusal: &semaphorev1.Refusal{Key: key.Proto(), Revision: first, Code: "OverLimit",
-			Reason: "no"}})
+		p.recordRefusal(&semaphorev1.Refusal{Key: key.Proto(), Revision: first, Code: "OverLimit", Reason: "no"})
 		if len(p.refused) != test.kept {
 			t.Errorf("%s: %d refusals are kept, want %d", name, len(p.refused), test.kept)
 		}

@@ -20,40 +20,28 @@ type Metrics struct {
 }
 
 func NewMetrics(reg prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"cluster"})
+	}
+	counter := func(name, help string, more ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append([]string{"cluster"}, more...))
+	}
 	m := &Metrics{
-		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "semaphore_exporter_connected",
-			Help: "1 while the broker of the cluster accepts the stream.",
-		}, []string{"cluster"}),
-		streamsEnded: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_exporter_streams_ended_total",
-			Help: "Streams that ended, failed attempts included.",
-		}, []string{"cluster"}),
-		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_exporter_changes_sent_total",
-			Help: "Changes sent, snapshots included.",
-		}, []string{"cluster", "kind"}),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_exporter_refused_total",
-			Help: "Objects that the broker of the cluster refused.",
-		}, []string{"cluster", "kind", "code"}),
+		connected:    gauge("semaphore_exporter_connected", "1 while the broker of the cluster accepts the stream."),
+		streamsEnded: counter("semaphore_exporter_streams_ended_total", "Streams that ended, failed attempts included."),
+		changes:      counter("semaphore_exporter_changes_sent_total", "Changes sent, snapshots included.", "kind"),
+		refused: counter("semaphore_exporter_refused_total", "Objects that the broker of the cluster refused.", "kind",
+			"code"),
 		acknowledged: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_exporter_ack_duration_seconds",
 			Help:    "Seconds from observing a change to the broker's acknowledgement, on the exporter's clock.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"cluster"}),
-		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_exporter_sent_bytes_total",
-			Help: "Bytes of messages sent, compressed as on the wire.",
-		}, []string{"cluster"}),
-		ackedRevision: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "semaphore_exporter_acked_revision",
-			Help: "Newest revision that the broker of the cluster acknowledged; revisions start at 1 when the exporter starts.",
-		}, []string{"cluster"}),
-		ackAt: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "semaphore_exporter_last_ack_timestamp_seconds",
-			Help: "Unix time of the last acknowledgement of the broker of the cluster; absent before the first.",
-		}, []string{"cluster"}),
+		bytes: counter("semaphore_exporter_sent_bytes_total", "Bytes of messages sent, compressed as on the wire."),
+		ackedRevision: gauge("semaphore_exporter_acked_revision",
+			"Newest revision that the broker of the cluster acknowledged; revisions start at 1 when the exporter starts."),
+		ackAt: gauge("semaphore_exporter_last_ack_timestamp_seconds",
+			"Unix time of the last acknowledgement of the broker of the cluster; absent before the first."),
 		client: grpcprom.NewClientMetrics(),
 	}
 	reg.MustRegister(m.connected, m.streamsEnded, m.changes, m.refused, m.bytes, m.ackedRevision, m.ackAt,

@@ -229,7 +229,7 @@ func (p *Publisher) receive(ctx context.Context, stream semaphorev1.FederationSe
 		}
 		p.mu.Lock()
 		was, acked, answered, answeredAt := s.welcomed, s.acked, s.answered, s.answeredAt
-		r, err := s.Receive(m)
+		acknowledged, err := s.Receive(m)
 		if s.acked != acked || s.answeredAt != answeredAt || answered == 0 && s.answered > 0 {
 			p.verdictChanges++
 		}
@@ -241,7 +241,7 @@ func (p *Publisher) receive(ctx context.Context, stream semaphorev1.FederationSe
 		if !was && s.welcomed {
 			p.streamStarted(s)
 		}
-		p.handleReceived(r)
+		p.handleReceived(m, acknowledged)
 		select {
 		case more <- struct{}{}:
 		default:
@@ -359,22 +359,21 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func (p *Publisher) handleReceived(r Received) {
-	if r.Ack != nil {
+func (p *Publisher) handleReceived(m *semaphorev1.PublishResponse, acknowledged []sentMessage) {
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.PublishResponse_Ack:
 		p.mu.Lock()
 		p.acked = time.Now()
 		p.mu.Unlock()
-		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(r.Ack.GetRevision()))
+		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(m.Ack.GetRevision()))
 		p.metrics.ackAt.WithLabelValues(p.broker.Cluster).SetToCurrentTime()
-	}
-	for _, m := range r.acknowledged {
-		p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(m.observedAt).Seconds())
-	}
-	if r.Refusal != nil {
-		p.recordRefusal(r.Refusal)
-	}
-	if r.Outcome != nil {
-		p.recordOutcome(r.Outcome)
+		for _, of := range acknowledged {
+			p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(of.observedAt).Seconds())
+		}
+	case *semaphorev1.PublishResponse_Refusal:
+		p.recordRefusal(m.Refusal)
+	case *semaphorev1.PublishResponse_Outcome:
+		p.recordOutcome(m.Outcome)
 	}
 }
 

@@ -222,39 +222,24 @@ func (s *Session) sourceRevisions(reported map[semaphorev1.Kind]uint64) []*semap
 	return all
 }
 
-// Received is the content of one message of the broker.
-type Received struct {
-	// Ack and Refusal are nil if the message is of another type.
-	Ack     *semaphorev1.Ack
-	Refusal *semaphorev1.Refusal
-	// Outcome is nil if the message is of another type.
-	Outcome *semaphorev1.Outcome
-	// acknowledged are the sent messages that the broker now holds.
-	acknowledged []sentMessage
-}
-
-// Receive handles one message of the broker. It fails, which ends the stream, if it cannot use a Welcome (with a
-// LagError if the broker knows a newer state), or if an acknowledged revision was not sent.
-func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
-	var r Received
+// Receive handles one message of the broker, and returns the sent changes that the broker now holds. It fails, which
+// ends the stream, if it cannot use a Welcome (with a LagError if the broker knows a newer state), or if an
+// acknowledged revision was not sent.
+func (s *Session) Receive(m *semaphorev1.PublishResponse) (acknowledged []sentMessage, err error) {
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.PublishResponse_Welcome:
-		return r, s.handleWelcome(m.Welcome)
+		return nil, s.handleWelcome(m.Welcome)
 	case *semaphorev1.PublishResponse_Ack:
 		revision := m.Ack.GetRevision()
 		if !s.welcomed || revision > max(s.cursor, s.snapshotAt) {
-			return r, fmt.Errorf("the broker of %s acknowledges revision %d, which was not sent", s.broker, revision)
+			return nil, fmt.Errorf("the broker of %s acknowledges revision %d, which was not sent", s.broker, revision)
 		}
 		s.acked = max(s.acked, revision)
-		r.Ack = m.Ack
-		r.acknowledged = s.acknowledge(revision)
-	case *semaphorev1.PublishResponse_Refusal:
-		r.Refusal = m.Refusal
-	case *semaphorev1.PublishResponse_Outcome:
-		r.Outcome = m.Outcome
+		return s.acknowledge(revision), nil
 	}
-	// An unknown type of message belongs to a later protocol version, and may be ignored.
-	return r, nil
+	// Refusals and outcomes are the publisher's. An unknown type of message belongs to a later protocol version, and may
+	// be ignored.
+	return nil, nil
 }
 
 // acknowledge removes from unacked all messages before the revision of an Ack, and of this revision the changes or, if
