@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -90,10 +89,7 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 			return err
 		}
 	}
-	rules, err := rulesOf(cfg)
-	if err != nil {
-		return err
-	}
+	rules := rulesOf(cfg)
 	e := &exporter{
 		cfg:      cfg,
 		at:       at,
@@ -121,30 +117,22 @@ func runAt(ctx context.Context, cfg *config.Exporter, at intervals) error {
 	}
 	e.metrics = publish.NewMetrics(reg)
 	if (cfg.Events || cfg.AnnotateServices) && cfg.Features.Has(config.Services) {
-		e.client, e.events = client, report.NewFeedbackMetrics(reg)
+		e.events = report.NewFeedbackMetrics(reg)
 	}
 	reg.MustRegister(e, debug.Findings(e.found))
 	return e.run(ctx, reg)
 }
 
-func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
-	mirror, err := labels.Parse(cfg.MirrorSelector)
-	if err != nil {
-		return catalog.Rules{}, fmt.Errorf("mirrorSelector: %w", err)
-	}
-	global, err := labels.Parse(cfg.GlobalSelector)
-	if err != nil {
-		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
-	}
+func rulesOf(cfg *config.Exporter) catalog.Rules {
 	rules := catalog.Rules{
-		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels,
-		LabelDomains: cfg.LabelDomains, MultiCluster: cfg.MCS.Enabled,
+		Features: cfg.Features, Own: cfg.Cluster, Mirror: cfg.Mirror, Global: cfg.Global,
+		ServiceLabels: cfg.ServiceLabels, LabelDomains: cfg.LabelDomains, MultiCluster: cfg.MCS.Enabled,
 		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
 	if b := cfg.LocalBroker; b.Address != "" {
 		rules.Clusters = []string{b.Cluster}
 	}
-	return rules, nil
+	return rules
 }
 
 type exporter struct {
@@ -163,8 +151,7 @@ type exporter struct {
 	conditions *report.Conditions
 	recorder   *debug.Recorder
 	metrics    *publish.Metrics
-	// client writes the status of Services, and events counts Events; nil if neither is configured.
-	client kubernetes.Interface
+	// events counts Events; nil if neither they nor annotations of Services are configured.
 	events *prometheus.CounterVec
 
 	mu sync.Mutex
@@ -232,7 +219,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 func (e *exporter) report(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if e.events != nil {
-		f := report.NewFeedback(e.client, e.catalog, e.brokers, e.events, slog.Default())
+		f := report.NewFeedback(e.kube, e.catalog, e.brokers, e.events, slog.Default())
 		f.Events, f.Annotates = e.cfg.Events, e.cfg.AnnotateServices
 		f.Poll, f.Settle = e.at.poll, e.at.settle
 		f.Complete = func() bool { return e.watcher.Ready(semaphorev1.Kind_KIND_SERVICE) }

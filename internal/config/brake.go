@@ -23,16 +23,13 @@ func defaultBrake() Brake {
 }
 
 func (b *Brake) complete(p *problems, field string) {
-	b.Hold.check(p, field+".hold")
 	if b.Percent < 1 || b.Percent > 100 {
 		p.add(field+".percent", "%d: use 1 to 100 percent; 100 switches the brake off", b.Percent)
 	}
 	if b.AtLeast < 1 {
 		p.add(field+".atLeast", "%d: use a number of objects above 0", b.AtLeast)
 	}
-	if b.Hold.invalid == "" && b.Hold.Duration <= 0 {
-		p.add(field+".hold", "%s: use a time above 0, such as \"10m\"", b.Hold)
-	}
+	b.Hold.check(p, field+".hold", b.Hold.Duration > 0, "a time above 0, such as \"10m\"")
 }
 
 // Until says when the broker removes the retained objects of a cluster, for messages to an operator. unexported means

@@ -209,9 +209,8 @@ func (c *Broker) complete(p *problems) {
 		c.Listen.Services = []string{"semaphore-broker", "semaphore-broker-federation"}
 	}
 	for i, name := range c.Listen.Services {
-		for _, e := range validation.IsDNS1035Label(name) {
-			p.add(fmt.Sprintf("listen.services[%d]", i), "%q is no name of a Service: %s", name, e)
-		}
+		p.addEach(fmt.Sprintf("listen.services[%d]", i), validation.IsDNS1035Label(name), "%q is no name of a Service",
+			name)
 	}
 	for _, l := range []struct{ field, address string }{
 		{"listen.federation", c.Listen.Federation}, {"listen.peering", c.Listen.Peering}, {"listen.http", c.Listen.HTTP},
@@ -219,9 +218,7 @@ func (c *Broker) complete(p *problems) {
 		checkListen(p, l.field, l.address)
 	}
 	checkLoopback(p, "listen.dashboard", c.Listen.Dashboard)
-	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
-		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
-	}
+	p.addEach("mirrorNamespace", validation.IsDNS1123Label(c.MirrorNamespace), "%q", c.MirrorNamespace)
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
@@ -326,9 +323,8 @@ func begins(prefix, other string) bool {
 // completePrefix refuses prefixes with which mirrors of two remotes could get the same name.
 func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
 	orDefault(&r.ServicePrefix, naming.ClusterLabel(r.Name))
-	for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
-		p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
-	}
+	p.addEach(field+".servicePrefix", validation.IsDNS1035Label(r.ServicePrefix), "%q begins the names of Services",
+		r.ServicePrefix)
 	if begins(r.ServicePrefix, naming.GlobalPrefix) {
 		p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
 	}
@@ -388,14 +384,12 @@ func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remo
 	if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
 		p.add(field+".mtu", "%d: use 1280 to 65455 bytes, or 0 to have it derived", m)
 	}
-	r.WireGuard.PersistentKeepalive.check(p, field+".persistentKeepalive")
-	if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
-		p.add(field+".persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
-	}
-	r.WireGuard.KeyMaxAge.check(p, field+".keyMaxAge")
-	if k := r.WireGuard.KeyMaxAge.Duration; k != 0 && k < minKeyMaxAge {
-		p.add(field+".keyMaxAge", "%s: use %s or more, or 0 for never", k, minKeyMaxAge)
-	}
+	k := r.WireGuard.PersistentKeepalive.Duration
+	r.WireGuard.PersistentKeepalive.check(p, field+".persistentKeepalive",
+		k >= 0 && k.Seconds() <= 65535 && k%time.Second == 0, "0 to 65535 whole seconds")
+	age := r.WireGuard.KeyMaxAge.Duration
+	r.WireGuard.KeyMaxAge.check(p, field+".keyMaxAge", age == 0 || age >= minKeyMaxAge, "%s or more, or 0 for never",
+		minKeyMaxAge)
 }
 
 // checkNodeSubnets refuses subnets that cannot contain the endpoint of a tunnel. Nodes of several clusters may share a

@@ -31,15 +31,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// validator is a part's configuration: it fills in defaults, then reports every invalid field.
+// validator is a part's configuration.
 type validator interface {
-	complete(*problems)
-}
-
-// withDefaults is a configuration with defaults that must be set before the file is read, because the file may
-// explicitly set them to zero values (false, 0, 0s), which are values, or refused. Only empty text is no value.
-type withDefaults interface {
+	// setDefaults sets the defaults that must be set before the file is read, because the file may explicitly set them to
+	// zero values (false, 0, 0s), which are values, or refused. Only empty text is no value.
 	setDefaults()
+	// complete fills in the other defaults, then reports every invalid field.
+	complete(*problems)
 }
 
 // Load reads and validates the configuration file of one part: Load[Exporter](path).
@@ -73,9 +71,7 @@ func Parse[T any, P interface {
 			"RemoteClusters of it; docs/migrating.md has the rest", tool)
 	}
 	c := new(T)
-	if c, ok := any(c).(withDefaults); ok {
-		c.setDefaults()
-	}
+	P(c).setDefaults()
 	// Keys are case-sensitive: otherwise a file with both "cluster" and "Cluster" would set one field twice.
 	unknown, err := strictjson.UnmarshalStrict(text, c)
 	if err != nil {
@@ -149,6 +145,13 @@ type problems []error
 
 func (p *problems) add(field, format string, args ...any) {
 	*p = append(*p, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
+}
+
+// addEach adds a problem for each fault of a value, as package validation returns them.
+func (p *problems) addEach(field string, faults []string, format string, args ...any) {
+	for _, fault := range faults {
+		p.add(field, "%s: %s", fmt.Sprintf(format, args...), fault)
+	}
 }
 
 // Feature is one of the three features of semaphore; each works without the others.
@@ -322,9 +325,13 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-func (d *Duration) check(p *problems, field string) {
-	if d.invalid != "" {
+// check adds a problem if there is no duration, or one that is not right; then use says which is.
+func (d *Duration) check(p *problems, field string, right bool, use string, args ...any) {
+	switch {
+	case d.invalid != "":
 		p.add(field, "%s is no duration: write it as text with a unit, such as \"25s\"", d.invalid)
+	case !right:
+		p.add(field, "%s: use %s", d, fmt.Sprintf(use, args...))
 	}
 }
 
@@ -421,9 +428,8 @@ func completeLabelDomains(p *problems, all *[]string) {
 		p.add("labelDomains", "%d, and %d is the most", len(*all), maxLabelDomains)
 	}
 	for i, domain := range *all {
-		for _, e := range validation.IsDNS1123Subdomain(domain) {
-			p.add(fmt.Sprintf("labelDomains[%d]", i), "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
-		}
+		p.addEach(fmt.Sprintf("labelDomains[%d]", i), validation.IsDNS1123Subdomain(domain),
+			"%q is no DNS name, such as \"semaphore.uw.systems\"", domain)
 	}
 	refuseTwice(p, "labelDomains", *all)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/test/testkit"
@@ -46,6 +47,8 @@ kube: {qps: 0.3}
 	}
 	want.Listen.HTTP, want.Listen.Debug, want.Listen.DebugSocket = ":8080", ":8444", "/run/semaphore/exporter.sock"
 	want.SubnetsFile = "/etc/semaphore/subnets/broker.yaml"
+	want.Mirror = testkit.Value(labels.Parse(want.MirrorSelector))(t)
+	want.Global = testkit.Value(labels.Parse(want.GlobalSelector))(t)
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}

@@ -60,8 +60,9 @@ type Exporter struct {
 		DebugSocket string `json:"debugSocket"`
 	} `json:"listen"`
 
-	// PodPrefixes is PodSubnets, parsed.
-	PodPrefixes []netip.Prefix `json:"-"`
+	// PodPrefixes is PodSubnets, and Mirror and Global are the selectors, parsed.
+	PodPrefixes    []netip.Prefix  `json:"-"`
+	Mirror, Global labels.Selector `json:"-"`
 }
 
 // Foreign reports whether the exporter reads a cluster in which nothing of semaphore runs: it publishes to LocalBroker
@@ -122,8 +123,8 @@ func (c *Exporter) complete(p *problems) {
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")
-	checkSelector(p, "mirrorSelector", c.MirrorSelector)
-	checkSelector(p, "globalSelector", c.GlobalSelector)
+	c.Mirror = parseSelector(p, "mirrorSelector", c.MirrorSelector)
+	c.Global = parseSelector(p, "globalSelector", c.GlobalSelector)
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	checkListen(p, "listen.debug", c.Listen.Debug)
 	c.TLS.complete(p, "tls")
@@ -160,8 +161,10 @@ func (c *Exporter) completeBroker(p *problems) {
 	}
 }
 
-func checkSelector(p *problems, field, selector string) {
-	if _, err := labels.Parse(selector); err != nil {
+func parseSelector(p *problems, field, text string) labels.Selector {
+	selector, err := labels.Parse(text)
+	if err != nil {
 		p.add(field, "%v; use a label selector such as %q", err, naming.DefaultMirrorSelector)
 	}
+	return selector
 }

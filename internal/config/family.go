@@ -23,20 +23,13 @@ func (c *Broker) completeFamilies(p *problems) {
 		family := &r.WireGuard.AddressFamily
 		has := map[Family]bool{}
 		for _, nodes := range r.NodePrefixes {
-			if nodes.Addr().Is4() {
-				has[IPv4] = true
-			} else {
-				has[IPv6] = true
-			}
+			has[familyOf(nodes)] = true
 		}
 		field := fmt.Sprintf("remotes[%d].wireguard.addressFamily", i)
 		switch {
 		case *family == AnyFamily:
-			if has[IPv4] != has[IPv6] {
-				*family = IPv4
-				if has[IPv6] {
-					*family = IPv6
-				}
+			if len(has) == 1 {
+				*family = familyOf(r.NodePrefixes[0])
 			}
 		case *family != IPv4 && *family != IPv6:
 			p.add(field, "%q: use IPv4 or IPv6, or leave it out", *family)
@@ -47,11 +40,17 @@ func (c *Broker) completeFamilies(p *problems) {
 	}
 }
 
+func familyOf(subnet netip.Prefix) Family {
+	if subnet.Addr().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
 // LocalFamilies returns the families of the own cluster's subnets.
 func (c *Broker) LocalFamilies() (families []string) {
 	for _, family := range []Family{IPv4, IPv6} {
-		if slices.ContainsFunc(c.LocalPrefixes,
-			func(s netip.Prefix) bool { return s.Addr().Is4() == (family == IPv4) }) {
+		if slices.ContainsFunc(c.LocalPrefixes, func(s netip.Prefix) bool { return familyOf(s) == family }) {
 			families = append(families, string(family))
 		}
 	}

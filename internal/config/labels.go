@@ -41,9 +41,8 @@ func (l *LabelKeys) complete(p *problems, field string) {
 		if prefix, any := strings.CutSuffix(pattern, anyOfPrefix); any {
 			key = prefix + "/any"
 		}
-		for _, e := range validation.IsQualifiedName(key) {
-			p.add(field, "%q is no key of a label, such as team or app.kubernetes.io/*: %s", pattern, e)
-		}
+		p.addEach(field, validation.IsQualifiedName(key), "%q is no key of a label, such as team or app.kubernetes.io/*",
+			pattern)
 		if naming.Reserved(key) {
 			p.add(field, "%q has a meaning for Kubernetes, for semaphore or for a deployment tool, and never crosses between "+
 				"clusters: take it out", pattern)

@@ -36,15 +36,10 @@ func leaderElection(lease string) LeaderElection {
 
 func (l *LeaderElection) complete(p *problems, field string) {
 	if l.Namespace != "" {
-		for _, e := range validation.IsDNS1123Label(l.Namespace) {
-			p.add(field+".namespace", "%q: %s", l.Namespace, e)
-		}
+		p.addEach(field+".namespace", validation.IsDNS1123Label(l.Namespace), "%q", l.Namespace)
 	}
-	for _, e := range validation.IsDNS1123Subdomain(l.Lease) {
-		p.add(field+".lease", "%q: %s", l.Lease, e)
-	}
-	l.Duration.check(p, field+".duration")
-	if d := l.Duration.Duration; l.Duration.invalid == "" && (d < minLease || d > maxLease || d%time.Second != 0) {
-		p.add(field+".duration", "%s: use whole seconds from %s to %s", d, minLease, maxLease)
-	}
+	p.addEach(field+".lease", validation.IsDNS1123Subdomain(l.Lease), "%q", l.Lease)
+	d := l.Duration.Duration
+	l.Duration.check(p, field+".duration", d >= minLease && d <= maxLease && d%time.Second == 0,
+		"whole seconds from %s to %s", minLease, maxLease)
 }

@@ -67,10 +67,8 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 		}
 	}
 	refuseTwice(p, field+".precedence", m.Precedence)
-	m.Settle.check(p, field+".settle")
-	if d := m.Settle.Duration; d < 0 || d > time.Minute {
-		p.add(field+".settle", "%s: use 0s to %s", d, time.Minute)
-	}
+	d := m.Settle.Duration
+	m.Settle.check(p, field+".settle", d >= 0 && d <= time.Minute, "0s to %s", time.Minute)
 	orDefault(&m.EndpointSlices, AllImportSlices)
 	if !slices.Contains([]ImportSlices{AllImportSlices, HeadlessImportSlices, NoImportSlices}, m.EndpointSlices) {
 		p.add(field+".endpointSlices", "%q is not one of all, headless, none", m.EndpointSlices)

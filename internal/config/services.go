@@ -124,11 +124,6 @@ type OwnLimits struct {
 	EndpointsPerService int `json:"endpointsPerService"`
 }
 
-func (l OwnLimits) limits() Limits {
-	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints,
-		EndpointsPerService: l.EndpointsPerService}
-}
-
 // Own returns the own cluster in the form of a remote, whose Services and EndpointSlices the broker accepts; nil if it
 // accepts none. It has no device, no mirrors and no sets.
 func (c *Broker) Own() *Remote {
@@ -136,9 +131,11 @@ func (c *Broker) Own() *Remote {
 	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
-	limits := g.Limits.limits()
-	// No other cluster determines the ClusterIPs and ports of the own Services.
-	limits.ClusterIPs, limits.Exports, limits.PortsPerService = 3*limits.Services, limits.Services, maxPorts
+	l := g.Limits
+	limits := Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints,
+		EndpointsPerService: l.EndpointsPerService,
+		// No other cluster determines the ClusterIPs and ports of the own Services.
+		ClusterIPs: 3 * l.Services, Exports: l.Services, PortsPerService: maxPorts}
 	limits.complete(&problems{}, "", Medium, 1)
 	limits.Size = "" // a RemoteCluster has one
 	return &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: limits}
@@ -165,14 +162,10 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	for i := range limits.NumField() {
 		checkLimit(p, field+".limits", limits, i)
 	}
-	g.SilentAfter.check(p, field+".silentAfter")
-	if d := g.SilentAfter.Duration; g.SilentAfter.invalid == "" && (d < minSilentAfter || d > maxGlobalTime) {
-		p.add(field+".silentAfter", "%s: use %s to %s", d, minSilentAfter, maxGlobalTime)
-	}
-	g.Settle.check(p, field+".settle")
-	if d := g.Settle.Duration; d < 0 || d > maxGlobalTime {
-		p.add(field+".settle", "%s: use 0s to %s", d, maxGlobalTime)
-	}
+	silent, settle := g.SilentAfter.Duration, g.Settle.Duration
+	g.SilentAfter.check(p, field+".silentAfter", silent >= minSilentAfter && silent <= maxGlobalTime, "%s to %s",
+		minSilentAfter, maxGlobalTime)
+	g.Settle.check(p, field+".settle", settle >= 0 && settle <= maxGlobalTime, "0s to %s", maxGlobalTime)
 	if g.OwnNames && len(g.PodSubnets) == 0 {
 		p.add(field+".ownNames", "needs podSubnets: the broker must know how many endpoints of the own cluster are ready")
 	}
@@ -183,9 +176,8 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	for i, zone := range g.LocalZones {
 		at := fmt.Sprintf("%s.localZones[%d]", field, i)
 		// topology.kubernetes.io/zone is a label of nodes.
-		for _, e := range validation.IsValidLabelValue(zone) {
-			p.add(at, "%q is no zone, as nodes have in the label topology.kubernetes.io/zone: %s", zone, e)
-		}
+		p.addEach(at, validation.IsValidLabelValue(zone),
+			"%q is no zone, as nodes have in the label topology.kubernetes.io/zone", zone)
 		if zone == "" {
 			p.add(at, "is empty: name a zone, as nodes have in the label topology.kubernetes.io/zone")
 		}
@@ -210,14 +202,10 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 
 func (r *GlobalRule) complete(p *problems, field string) {
 	for i, n := range r.Namespaces {
-		for _, e := range validation.IsDNS1123Label(n) {
-			p.add(fmt.Sprintf("%s.namespaces[%d]", field, i), "%q is no namespace: %s", n, e)
-		}
+		p.addEach(fmt.Sprintf("%s.namespaces[%d]", field, i), validation.IsDNS1123Label(n), "%q is no namespace", n)
 	}
 	for i, n := range r.Names {
-		for _, e := range validation.IsDNS1123Label(n) {
-			p.add(fmt.Sprintf("%s.names[%d]", field, i), "%q is no name of a Service: %s", n, e)
-		}
+		p.addEach(fmt.Sprintf("%s.names[%d]", field, i), validation.IsDNS1123Label(n), "%q is no name of a Service", n)
 	}
 	refuseTwice(p, field+".clusters", r.Clusters)
 	refuseTwice(p, field+".prefer", r.Prefer)
