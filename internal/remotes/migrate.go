@@ -51,81 +51,52 @@ func (m *Migration) remote(name string) *v1alpha1.RemoteCluster {
 	return r
 }
 
-func (m *Migration) note(format string, args ...any) {
-	m.notes = append(m.notes, fmt.Sprintf(format, args...))
-}
-
 // Add adds a file of any kind, and returns its kind: name is its name in sentences. It fails for a file that is no
 // YAML.
 func (m *Migration) Add(name string, data []byte) (kind string, err error) {
-	var keys struct {
-		Local         map[string]any   `json:"local"`
-		LocalCluster  map[string]any   `json:"localCluster"`
-		RemoteCluster []map[string]any `json:"remoteClusters"`
-	}
-	if err := yaml.Unmarshal(data, &keys); err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
-	}
-	var add func([]byte) error
-	switch {
-	case keys.LocalCluster != nil || keys.RemoteCluster != nil:
-		kind, add = "semaphore-service-mirror", m.mirror
-	case keys.Local != nil:
-		kind, add = "semaphore-wireguard", m.wireguard
-	default:
-		return "", fmt.Errorf("%s: it is no file of semaphore-wireguard (local, remotes) or semaphore-service-mirror "+
-			"(localCluster, remoteClusters)", name)
-	}
-	if err := add(data); err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
-	}
-	return kind, nil
-}
-
-func (m *Migration) wireguard(data []byte) error {
 	var file struct {
-		Remotes []struct {
+		Local        map[string]any `json:"local"`
+		LocalCluster map[string]any `json:"localCluster"`
+		Tunnels      []struct {
 			Name      string `json:"name"`
 			PodSubnet string `json:"podSubnet"`
 			MTU       int32  `json:"wgDeviceMTU"`
 			Port      int32  `json:"wgListenPort"`
 		} `json:"remotes"`
-	}
-	if err := yaml.Unmarshal(data, &file); err != nil {
-		return err
-	}
-	for _, r := range file.Remotes {
-		spec := &m.remote(r.Name).Spec
-		if r.PodSubnet != "" {
-			spec.PodSubnets = []v1alpha1.Subnet{v1alpha1.Subnet(r.PodSubnet)}
-		}
-		// The original answers no probes.
-		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: cmp.Or(r.Port, originalPort), MTU: cmp.Or(r.MTU, originalMTU),
-			ProbePort: new(int32(0)), PersistentKeepalive: originalKeepalive}
-		m.wantsNodes[r.Name] = true
-		m.note("%s: wireguard has the port, the MTU and the keepalive of semaphore-wireguard, and no probes: keep them "+
-			"while the other end runs it", r.Name)
-	}
-	return nil
-}
-
-func (m *Migration) mirror(data []byte) error {
-	var file struct {
-		Remotes []struct {
+		Mirrored []struct {
 			Name   string `json:"name"`
 			Prefix string `json:"servicePrefix"`
 		} `json:"remoteClusters"`
 	}
 	if err := yaml.Unmarshal(data, &file); err != nil {
-		return err
+		return "", fmt.Errorf("%s: %w", name, err)
 	}
-	for _, r := range file.Remotes {
-		spec := &m.remote(r.Name).Spec
-		if r.Prefix != "" && r.Prefix != r.Name {
-			spec.ServicePrefix = r.Prefix
+	switch {
+	case file.LocalCluster != nil || file.Mirrored != nil:
+		for _, r := range file.Mirrored {
+			spec := &m.remote(r.Name).Spec
+			if r.Prefix != "" && r.Prefix != r.Name {
+				spec.ServicePrefix = r.Prefix
+			}
 		}
+		return "semaphore-service-mirror", nil
+	case file.Local != nil:
+		for _, r := range file.Tunnels {
+			spec := &m.remote(r.Name).Spec
+			if r.PodSubnet != "" {
+				spec.PodSubnets = []v1alpha1.Subnet{v1alpha1.Subnet(r.PodSubnet)}
+			}
+			// The original answers no probes.
+			spec.WireGuard = &v1alpha1.WireGuard{ListenPort: cmp.Or(r.Port, originalPort), MTU: cmp.Or(r.MTU, originalMTU),
+				ProbePort: new(int32(0)), PersistentKeepalive: originalKeepalive}
+			m.wantsNodes[r.Name] = true
+			m.notes = append(m.notes, r.Name+": wireguard has the port, the MTU and the keepalive of semaphore-wireguard, and "+
+				"no probes: keep them while the other end runs it")
+		}
+		return "semaphore-wireguard", nil
 	}
-	return nil
+	return "", fmt.Errorf("%s: it is no file of semaphore-wireguard (local, remotes) or semaphore-service-mirror "+
+		"(localCluster, remoteClusters)", name)
 }
 
 // AddPolicyFlags adds the flags of semaphore-policy, in the form of its command line. It fails if they lack
