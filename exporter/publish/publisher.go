@@ -212,7 +212,9 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 		p.recordLag(lag)
 	} else if !errors.Is(err, errMoreKinds) {
 		// The broker may have lost objects, for example by a restart: ask it again for its state.
-		p.forgetLag()
+		p.mu.Lock()
+		clear(p.requiredRevision)
+		p.mu.Unlock()
 	}
 	return err
 }

@@ -59,7 +59,7 @@ func (p *Publisher) waitForKinds(ctx context.Context) ([]semaphorev1.Kind, error
 		if len(kinds) > 0 && since.IsZero() {
 			since = time.Now()
 		}
-		return len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= otherKindsWait || p.lags())
+		return len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= otherKindsWait || len(p.Lagging()) > 0)
 	})
 }
 
@@ -101,15 +101,6 @@ func (p *Publisher) recordLag(lag *LagError) {
 	p.mu.Unlock()
 	p.logProblems()
 }
-
-// forgetLag makes the next stream begin with all kinds, so that the broker reports its state again.
-func (p *Publisher) forgetLag() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	clear(p.requiredRevision)
-}
-
-func (p *Publisher) lags() bool { return len(p.Lagging()) > 0 }
 
 // Lagging returns the kinds that are not sent to the broker, because it received a newer state before than the
 // apiserver has returned so far.

@@ -124,25 +124,34 @@ func (t *Table) oldestOfTheLargest() *conn {
 }
 
 func (t *Table) join(c *conn) {
-	of := t.sources[c.key]
-	if of == nil {
-		of = list.New()
-		t.sources[c.key] = of
-	}
-	t.count(c.key, of.Len(), of.Len()+1)
-	c.element = of.PushBack(c)
+	n := push(t.sources, c.key, c)
+	t.count(c.key, n-1, n)
 	t.unproven++
 }
 
 func (t *Table) leave(c *conn) {
-	of := t.sources[c.key]
-	t.count(c.key, of.Len(), of.Len()-1)
-	of.Remove(c.element)
-	c.element = nil
-	if of.Len() == 0 {
-		delete(t.sources, c.key)
-	}
+	n := remove(t.sources, c.key, c)
+	t.count(c.key, n+1, n)
 	t.unproven--
+}
+
+// push adds a connection to one of several lists, and returns the length of that.
+func push(lists map[string]*list.List, of string, c *conn) (n int) {
+	if lists[of] == nil {
+		lists[of] = list.New()
+	}
+	c.element = lists[of].PushBack(c)
+	return lists[of].Len()
+}
+
+// remove undoes push.
+func remove(lists map[string]*list.List, of string, c *conn) (n int) {
+	lists[of].Remove(c.element)
+	c.element = nil
+	if n = lists[of].Len(); n == 0 {
+		delete(lists, of)
+	}
+	return n
 }
 
 // count records a source's new number of unproven connections.
@@ -169,12 +178,7 @@ func (t *Table) drop(c *conn) {
 	if c.owner == "" {
 		t.leave(c)
 	} else {
-		of := t.owners[c.owner]
-		of.Remove(c.element)
-		c.element = nil
-		if of.Len() == 0 {
-			delete(t.owners, c.owner)
-		}
+		remove(t.owners, c.owner, c)
 	}
 	t.all--
 	if t.byAddr[c.address] == c {
@@ -192,17 +196,9 @@ func (t *Table) Prove(from net.Addr, owner string) {
 	}
 	t.leave(c)
 	c.owner = owner
-	of := t.owners[owner]
-	if of == nil {
-		of = list.New()
-		t.owners[owner] = of
-	}
 	var victim *conn
-	if of.Len() >= t.limits.Each {
-		victim = of.Front().Value.(*conn)
-	}
-	c.element = of.PushBack(c)
-	if victim != nil {
+	if push(t.owners, owner, c) > t.limits.Each {
+		victim = t.owners[owner].Front().Value.(*conn)
 		t.drop(victim)
 	}
 	t.mu.Unlock()
