@@ -18,27 +18,30 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
 )
 
-// withTestbed adds the flag that selects the testbed. Flags after the first argument belong to the program that is run.
-func withTestbed(cmd *cobra.Command) (id *string) {
+// withTestbed completes a command that runs for a testbed, with the flag that selects it. Flags after the first argument
+// belong to the program that is run.
+func withTestbed(cmd *cobra.Command,
+	run func(ctx context.Context, state *testbed.State, args []string) error) *cobra.Command {
 	cmd.Flags().SetInterspersed(false)
-	return cmd.Flags().StringP("testbed", "t", "", "the testbed's ID; may be left out when one is up")
-}
-
-func kubectlCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "kubectl [-t ID] CLUSTER ARGUMENTS...",
-		Short: "run kubectl as an administrator of a cluster",
-		Args:  cobra.MinimumNArgs(1),
-	}
-	id := withTestbed(cmd)
+	id := cmd.Flags().StringP("testbed", "t", "", "the testbed's ID; may be left out when one is up")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		state, err := testbed.Find(*id)
 		if err != nil {
 			return err
 		}
-		return kubectl(cmd.Context(), &state, args[0], args[1:]...)
+		return run(cmd.Context(), &state, args)
 	}
 	return cmd
+}
+
+func kubectlCommand() *cobra.Command {
+	return withTestbed(&cobra.Command{
+		Use:   "kubectl [-t ID] CLUSTER ARGUMENTS...",
+		Short: "run kubectl as an administrator of a cluster",
+		Args:  cobra.MinimumNArgs(1),
+	}, func(ctx context.Context, state *testbed.State, args []string) error {
+		return kubectl(ctx, state, args[0], args[1:]...)
+	})
 }
 
 // kubectl runs kubectl for a cluster in this terminal.
@@ -47,66 +50,52 @@ func kubectl(ctx context.Context, state *testbed.State, cluster string, args ...
 	if err != nil {
 		return err
 	}
+	return inTerminal("kubectl", cmd, start)
+}
+
+func inTerminal(name string, cmd *exec.Cmd, start func() error) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := start(); err != nil {
-		return fmt.Errorf("start kubectl: %w", err)
+		return fmt.Errorf("start %s: %w", name, err)
 	}
 	return ran(cmd.Wait())
 }
 
 func shellCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withTestbed(&cobra.Command{
 		Use:   "shell [-t ID] [-- COMMAND...]",
 		Short: "a shell in which plain kubectl reaches all clusters of a testbed",
 		Long: `Starts a shell, or a command, on the network between the nodes of a testbed, with KUBECONFIG set: plain
 kubectl, and every other client, reaches the clusters. Each is a context of its own name: kubectl --context c2
 get pods -A`,
 		Args: cobra.ArbitraryArgs,
-	}
-	id := withTestbed(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		state, err := testbed.Find(*id)
-		if err != nil {
-			return err
-		}
+	}, func(ctx context.Context, state *testbed.State, args []string) error {
 		if len(args) > 0 && args[0] == "--" {
 			args = args[1:]
 		}
 		if len(args) == 0 {
 			args = []string{cmp.Or(os.Getenv("SHELL"), "sh")}
 		}
-		shell, start, err := state.ShellCommand(cmd.Context(), args...)
+		shell, start, err := state.ShellCommand(ctx, args...)
 		if err != nil {
 			return err
 		}
-		shell.Stdin, shell.Stdout, shell.Stderr = os.Stdin, os.Stdout, os.Stderr
-		if err := start(); err != nil {
-			return fmt.Errorf("start %s: %w", args[0], err)
-		}
-		return ran(shell.Wait())
-	}
-	return cmd
+		return inTerminal(args[0], shell, start)
+	})
 }
 
 func execCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withTestbed(&cobra.Command{
 		Use:   "exec [-t ID] CLUSTER NODE|NAMESPACE/POD[/CONTAINER] [-- COMMAND...]",
 		Short: "run a command, or a shell, on a node or in a pod",
 		Args:  cobra.MinimumNArgs(2),
-	}
-	id := withTestbed(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		state, err := testbed.Find(*id)
-		if err != nil {
-			return err
-		}
+	}, func(ctx context.Context, state *testbed.State, args []string) error {
 		command := args[2:]
 		if len(command) > 0 && command[0] == "--" {
 			command = command[1:]
 		}
-		return enter(cmd.Context(), &state, args[0], args[1], command)
-	}
-	return cmd
+		return enter(ctx, state, args[0], args[1], command)
+	})
 }
 
 // enter runs a command or a shell on a node, or in a pod with kubectl exec.
@@ -156,20 +145,14 @@ PART is broker, exporter, or agent@NODE.`,
 		Example: "  testbed ctl c1 broker status\n  testbed ctl c2 agent@n1 trace --watch",
 		Args:    cobra.MinimumNArgs(2),
 	}
-	id := withTestbed(cmd)
 	namespace := cmd.Flags().StringP("namespace", "n", "semaphore", "where semaphore is installed")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		state, err := testbed.Find(*id)
+	return withTestbed(cmd, func(ctx context.Context, state *testbed.State, args []string) error {
+		pod, err := partPod(ctx, state, args[0], *namespace, args[1])
 		if err != nil {
 			return err
 		}
-		pod, err := partPod(cmd.Context(), &state, args[0], *namespace, args[1])
-		if err != nil {
-			return err
-		}
-		return enter(cmd.Context(), &state, args[0], *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...))
-	}
-	return cmd
+		return enter(ctx, state, args[0], *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...))
+	})
 }
 
 // partPod returns the name of the pod that runs a part. Of several replicas it is the ready one, which leads.
@@ -224,13 +207,8 @@ PART is etcd, kube-apiserver, kube-controller-manager, kube-scheduler or kube-co
 kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for the testbed's own messages about all clusters.`,
 		Args: cobra.ExactArgs(2),
 	}
-	id := withTestbed(cmd)
 	follow := cmd.Flags().BoolP("follow", "f", false, "stay and show later lines, too")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		state, err := testbed.Find(*id)
-		if err != nil {
-			return err
-		}
+	return withTestbed(cmd, func(ctx context.Context, state *testbed.State, args []string) error {
 		cluster, err := state.Cluster(args[0])
 		if err != nil {
 			return err
@@ -244,25 +222,24 @@ kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for the testbed's 
 			if *follow {
 				args = append(args, "-f")
 			}
-			return kubectl(cmd.Context(), &state, cluster.Name, args...)
+			return kubectl(ctx, state, cluster.Name, args...)
 		}
 		file, err := logFile(cluster, args[1])
 		if err != nil {
 			return err
 		}
-		tail := exec.CommandContext(cmd.Context(), "tail", "-n", "+1")
+		tail := exec.CommandContext(ctx, "tail", "-n", "+1")
 		if *follow {
 			tail.Args = append(tail.Args, "-F")
 		}
 		tail.Args = append(tail.Args, file)
 		tail.Stdout, tail.Stderr = os.Stdout, os.Stderr
 		err = tail.Run()
-		if cmd.Context().Err() != nil {
+		if ctx.Err() != nil {
 			return nil // Ctrl-C ends following
 		}
 		return err
-	}
-	return cmd
+	})
 }
 
 // logPath returns the path of a component's log, whether or not the component exists.
