@@ -273,7 +273,6 @@ func (e *exporter) deliveries() []*semaphorev1.Delivery {
 	return out
 }
 
-// links returns the state of the leader's streams.
 func (e *exporter) links() []*semaphorev1.LinkStatus {
 	var out []*semaphorev1.LinkStatus
 	for _, p := range e.all() {

@@ -12,12 +12,10 @@ const (
 	Resource = "remoteclusters"
 )
 
-// CRDName is the name of the CustomResourceDefinition.
 const CRDName = Resource + ".semaphore.uw.io"
 
 var (
-	GroupVersion = schema.GroupVersion{Group: "semaphore.uw.io", Version: "v1alpha1"}
-	// RemoteClusters is the resource.
+	GroupVersion   = schema.GroupVersion{Group: "semaphore.uw.io", Version: "v1alpha1"}
 	RemoteClusters = GroupVersion.WithResource(Resource)
 
 	builder = runtime.NewSchemeBuilder(func(s *runtime.Scheme) error {
@@ -25,6 +23,5 @@ var (
 		metav1.AddToGroupVersion(s, GroupVersion)
 		return nil
 	})
-	// AddToScheme makes the types known to a scheme.
 	AddToScheme = builder.AddToScheme
 )

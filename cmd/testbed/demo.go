@@ -161,7 +161,6 @@ func (d *demo) state(ctx context.Context, s *e2e.Scenario) {
 	fmt.Fprintf(d.out, "resident memory\n%s\n", memory)
 }
 
-// table prints the rows so far.
 func (d *demo) table() {
 	fmt.Fprintln(d.out)
 	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
@@ -177,7 +176,6 @@ func (d *demo) table() {
 	fmt.Fprintln(d.out)
 }
 
-// hints prints commands to try while the clusters are up.
 func (d *demo) hints() {
 	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal
 

@@ -67,7 +67,6 @@ func up(ctx context.Context, options testbed.Options) error {
 	return nil
 }
 
-// describe prints addresses, files and commands to try.
 func describe(out io.Writer, tb *testbed.Testbed) {
 	fmt.Fprintf(out, "\ntestbed %s, files below %s\n", tb.ID, tb.Dir())
 	for _, c := range tb.Clusters() {

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/test/testbed/spawn"
 )
 
-// withTestbed completes a command that runs for a testbed, with the flag that selects it. Flags after the first argument
-// belong to the program that is run.
+// withTestbed completes a command that runs for a testbed, with the flag that selects it. Flags after the first
+// argument belong to the program that is run.
 func withTestbed(cmd *cobra.Command,
 	run func(ctx context.Context, state *testbed.State, args []string) error) *cobra.Command {
 	cmd.Flags().SetInterspersed(false)
@@ -44,7 +44,6 @@ func kubectlCommand() *cobra.Command {
 	})
 }
 
-// kubectl runs kubectl for a cluster in this terminal.
 func kubectl(ctx context.Context, state *testbed.State, cluster string, args ...string) error {
 	cmd, start, err := state.KubectlCommand(ctx, cluster, args...)
 	if err != nil {

@@ -136,7 +136,6 @@ type Catalog struct {
 
 type name struct{ namespace, name string }
 
-// New makes an empty catalog.
 func New(rules Rules) *Catalog {
 	c := &Catalog{
 		rules:     rules,
@@ -191,10 +190,8 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]remotes.Expo
 // Journal returns the exported objects in the order of their revisions.
 func (c *Catalog) Journal() *Journal { return c.journal }
 
-// Rules returns the rules that the catalog was made with.
 func (c *Catalog) Rules() Rules { return c.rules }
 
-// Objects returns how many objects of a kind are exported to a cluster.
 func (c *Catalog) Objects(cluster string, kind semaphorev1.Kind) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,7 +8,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Located is the state of one object in the catalog.
 type Located struct {
 	Key Key
 	// Exported is false for an object that is not exported, now or at all; then To are the clusters that it was

@@ -1,7 +1,9 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -90,23 +92,13 @@ func (c *Catalog) outsidePrefixes(node string, ips []netip.Addr) (n int) {
 
 // outsideProblem describes the IPs of a node outside its prefixes.
 func (c *Catalog) outsideProblem(node string) string {
-	var first string
-	for key, is := range c.locations.byNode[node] {
-		if is.outside == 0 || first != "" && first < key.String() {
-			continue
-		}
-		first = key.String()
-	}
-	for key, is := range c.locations.byNode[node] {
-		for _, ip := range is.ips {
-			if key.String() == first && !c.prefixes.Contains(node, ip) {
-				published := strings.Join(c.prefixes.Prefixes(node), ", ")
-				if published == "" {
-					published = "none"
-				}
+	of := c.locations.byNode[node]
+	for _, key := range slices.SortedFunc(maps.Keys(of), byText) {
+		for _, ip := range of[key].ips {
+			if !c.prefixes.Contains(node, ip) {
 				return fmt.Sprintf("%s: %d IPs of endpoints and pods lie outside the node's exported prefixes (%s), so no remote "+
-					"cluster reaches them; the first is %s of %s",
-					Key{Kind: semaphorev1.Kind_KIND_NODE, Name: node}, c.locations.outside[node], published, ip, first)
+					"cluster reaches them; the first is %s of %s", Key{Kind: semaphorev1.Kind_KIND_NODE, Name: node},
+					c.locations.outside[node], cmp.Or(strings.Join(c.prefixes.Prefixes(node), ", "), "none"), ip, key)
 			}
 		}
 	}
@@ -130,11 +122,8 @@ const maxOutsideNodes = 20
 // outsideProblems returns a line for each node with IPs outside its prefixes, the first nodes by name, and the number
 // of the others.
 func (c *Catalog) outsideProblems() []string {
-	var names, lines []string
-	for node := range c.locations.outside {
-		names = append(names, node)
-	}
-	slices.Sort(names)
+	var lines []string
+	names := slices.Sorted(maps.Keys(c.locations.outside))
 	for _, node := range names[:min(len(names), maxOutsideNodes)] {
 		lines = append(lines, c.outsideProblem(node))
 	}

@@ -132,7 +132,6 @@ func multiClusterExport(s *corev1.Service, e *mcsv1beta1.ServiceExport) (out *se
 	return out, ignored
 }
 
-// ServiceExports returns all ServiceExports, sorted by name.
 func (c *Catalog) ServiceExports() []ServiceExport {
 	offers := map[name]*Offer{}
 	for _, o := range c.Offers() {

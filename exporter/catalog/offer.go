@@ -194,7 +194,6 @@ func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wr
 	return settings, wrong
 }
 
-// clusterList parses "c2,c3".
 func clusterList(text string) (clusters []string, ok bool) {
 	for _, part := range strings.Split(text, ",") {
 		cluster := strings.TrimSpace(part)

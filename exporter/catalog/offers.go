@@ -63,7 +63,6 @@ func (c *Catalog) OffersVersion() uint64 {
 	return c.offersVersion + c.journal.Head()
 }
 
-// Offers returns all Services that are offered, sorted by name.
 func (c *Catalog) Offers() []Offer {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,6 +16,8 @@ type problemKey struct {
 	reason finding.Code
 }
 
+func byText(a, b Key) int { return cmp.Compare(a.String(), b.String()) }
+
 // setProblem records the fault of an object; an empty text clears it.
 func (c *Catalog) setProblem(key Key, reason finding.Code, text string) {
 	at := problemKey{key, reason}
@@ -29,7 +31,6 @@ func (c *Catalog) setProblem(key Key, reason finding.Code, text string) {
 	c.problems[at] = text
 }
 
-// forgetProblems clears the problems of a deleted object.
 func (c *Catalog) forgetProblems(key Key) {
 	for _, reason := range Reasons {
 		c.setProblem(key, reason, "")
@@ -49,7 +50,7 @@ func (c *Catalog) Findings() (found []finding.Finding) {
 		if len(all) == 0 {
 			continue
 		}
-		slices.SortFunc(all, func(a, b Key) int { return cmp.Compare(a.String(), b.String()) })
+		slices.SortFunc(all, byText)
 		var lines []string
 		for _, key := range all {
 			lines = append(lines, fmt.Sprintf("%s: %s", key, c.problems[problemKey{key, reason}]))

@@ -49,7 +49,6 @@ func follow(lw cache.ListerWatcher, example runtime.Object, trim cache.Transform
 	return f
 }
 
-// process handles one delta of a list or a watch.
 func (f *follower) process(d cache.Delta) error {
 	switch d.Type {
 	case cache.ReplacedAll:

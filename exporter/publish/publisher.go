@@ -67,7 +67,6 @@ const (
 	answerShare                    = 256
 )
 
-// Publisher sends the catalog to one broker.
 type Publisher struct {
 	cluster      string
 	term         uint64

@@ -108,7 +108,6 @@ func (w *Watcher) Newest(kind semaphorev1.Kind) uint64 {
 	return w.newestOf(func(r *resource) bool { return r.versionsComparable(kind) })
 }
 
-// newestOf returns the newest resourceVersion read of some resources.
 func (w *Watcher) newestOf(which func(*resource) bool) (newest uint64) {
 	for _, r := range w.resources {
 		if which(r) {

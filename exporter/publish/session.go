@@ -467,7 +467,6 @@ func (s *Session) behind() int {
 		func(e *catalog.Entry) bool { return s.changeFor(e) != catalog.NoChange })
 }
 
-// batch collects the changes of one message.
 type batch struct {
 	maxChanges int // changes
 	changes    []*semaphorev1.Change

@@ -225,7 +225,6 @@ func (w *Watcher) Replay() {
 	}
 }
 
-// keys returns those of all known objects, sorted.
 func (r *resource) keys() []string {
 	keys := sets.New[string]()
 	for _, it := range r.watches {

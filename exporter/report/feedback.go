@@ -52,7 +52,6 @@ const (
 // use up what all Services share.
 var ofEvents = waiting.Rule{Free: 5, Least: 10 * time.Second, Most: 5 * time.Minute, Calm: 10 * time.Minute}
 
-// Feedback writes the Events of one exporter.
 type Feedback struct {
 	// Events and Annotates select the writes; they must be set before Run.
 	Events, Annotates bool
@@ -234,7 +233,6 @@ func (f *Feedback) waiting() bool {
 	return false
 }
 
-// needsWrite reports whether the current text of a Service is not written yet.
 func (f *Feedback) needsWrite(s *eventState) bool {
 	return f.Events && s.current != s.writtenEvent || f.Annotates && s.current != s.writtenAnnotation
 }

@@ -219,7 +219,6 @@ func ReadText(text, cluster string) *Subnets {
 	return s
 }
 
-// readSubnets reads the files element by element.
 func readSubnets(own, beside subnetsText, cluster string, before *Subnets) *Subnets {
 	if before == nil {
 		before = &Subnets{}

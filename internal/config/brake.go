@@ -17,7 +17,6 @@ type Brake struct {
 	Hold Duration `json:"hold"`
 }
 
-// defaultBrake is the default.
 func defaultBrake() Brake {
 	return Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: time.Hour}}
 }

@@ -134,7 +134,6 @@ func (s Strictness) check(p *problems, field string) {
 	}
 }
 
-// Passes reports whether unencrypted packets pass.
 func (s Strictness) Passes() bool { return s == Permissive || s == Clear }
 
 // WireGuard has the options of the nodes' device for a remote.
@@ -370,7 +369,6 @@ func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *rem
 	}
 }
 
-// completeDevice fills in and checks the device options of a remote.
 func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remotesSeen) {
 	orDefault(&r.WireGuard.ListenPort, defaultListenPort)
 	if other, ok := seen.ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {

@@ -31,7 +31,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// validator is a part's configuration.
 type validator interface {
 	// setDefaults sets the defaults that must be set before the file is read, because the file may explicitly set them to
 	// zero values (false, 0, 0s), which are values, or refused. Only empty text is no value.

@@ -29,7 +29,6 @@ const (
 	maxLease = 10 * time.Minute
 )
 
-// leaderElection is the default.
 func leaderElection(lease string) LeaderElection {
 	return LeaderElection{Enabled: true, Lease: lease, Duration: Duration{Duration: 15 * time.Second}}
 }

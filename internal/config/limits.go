@@ -106,7 +106,6 @@ func (l *Limits) complete(p *problems, field string, size Size, remotes int) {
 	}
 }
 
-// checkLimit checks the limit in a field of a struct of limits.
 func checkLimit(p *problems, field string, limits reflect.Value, i int) {
 	if n := limits.Field(i).Int(); n < 1 || n > maxLimit {
 		p.add(field+"."+limits.Type().Field(i).Tag.Get("json"), "%d: use a number from 1 to %d", n, maxLimit)

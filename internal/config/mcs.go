@@ -54,7 +54,6 @@ func matches(patterns []string, namespace string) bool {
 
 func (m *BrokerMCS) setDefaults() { m.Settle.Duration = 1500 * time.Millisecond }
 
-// Denies reports whether the broker imports nothing into a namespace.
 func (m *BrokerMCS) Denies(namespace string) bool { return matches(m.DenyNamespaces, namespace) }
 
 func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {

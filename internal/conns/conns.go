@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Limits are numbers of concurrent connections.
 type Limits struct {
 	// All bounds all connections, Unproven those that are not authenticated.
 	All, Unproven int
@@ -23,7 +22,6 @@ type Limits struct {
 	Each int
 }
 
-// Table is the connections of one listener.
 type Table struct {
 	limits Limits
 	// closed is called with the reason why a connection was closed: "full", "unproven" or "share".
@@ -40,7 +38,6 @@ type Table struct {
 	owners   map[string]*list.List
 }
 
-// New returns an empty table.
 func New(limits Limits, closed func(why string)) *Table {
 	return &Table{
 		limits: limits, closed: closed, byAddr: map[string]*conn{},

@@ -39,7 +39,6 @@ func NewFailures(burst int, every time.Duration, sources int) *Failures {
 	return &Failures{burst: burst, every: every, most: sources, sources: map[string]*list.Element{}, used: list.New()}
 }
 
-// Sources returns how many sources are remembered.
 func (f *Failures) Sources() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -52,13 +52,11 @@ type Recorder struct {
 	changed chan struct{}    // closed and replaced at every event if a reader waits
 }
 
-// ring has the last events of one source.
 type ring struct {
 	events []recorded
 	next   int // index of the next event, once it is full
 }
 
-// recorded is an event with its position among all.
 type recorded struct {
 	at    uint64
 	event *semaphorev1.Event

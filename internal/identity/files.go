@@ -40,7 +40,8 @@ type parsed[T any] struct {
 
 // read returns what parse makes of the files; what it made of their last usable content if they cannot be used now: a
 // rotation that is under way, or failed, must not stop what still works. This is logged once for each reason.
-func (p *parsed[T]) read(parse func(texts [][]byte) (*T, error), works func(*T, error) bool, paths ...string) (*T, error) {
+func (p *parsed[T]) read(parse func(texts [][]byte) (*T, error), works func(*T, error) bool,
+	paths ...string) (*T, error) {
 	texts, err := volume.Read(paths...)
 	if err == nil && p.value != nil && slices.EqualFunc(texts, p.from, bytes.Equal) {
 		return p.value, nil

@@ -33,7 +33,6 @@ import (
 // Parts that have a certificate.
 var Parts = []string{"exporter", "broker", "semaphorectl"}
 
-// The files of a directory.
 const (
 	certFile     = "tls.crt"
 	keyFile      = "tls.key"
@@ -46,7 +45,6 @@ const (
 )
 
 type Validity struct {
-	// Authority and Certificate are the validity of each.
 	Authority, Certificate time.Duration
 }
 

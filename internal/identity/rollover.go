@@ -78,7 +78,6 @@ func RotateCA(dir string, step int, v Validity, now time.Time) error {
 	return fmt.Errorf("step %d is out of turn: the next one is %d", step, turn)
 }
 
-// begin creates the next authority.
 func begin(dir, cluster string, v Validity, now time.Time) error {
 	if _, err := readAuthority(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)); err != nil {
 		return err

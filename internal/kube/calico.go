@@ -119,7 +119,6 @@ func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] 
 
 type CalicoObject = Object
 
-// CalicoResource is the typed client of one resource.
 type CalicoResource[T CalicoObject] struct {
 	client         *CalicoClient
 	resource, kind string

@@ -26,14 +26,12 @@ func (p *Problem) Set(text string) {
 	p.text = text
 }
 
-// Text returns the problem; empty for none.
 func (p *Problem) Text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.text
 }
 
-// Lines returns the problem as a line of a status, or none.
 func (p *Problem) Lines() []string {
 	if text := p.Text(); text != "" {
 		return []string{text}

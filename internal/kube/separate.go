@@ -28,7 +28,6 @@ type Object interface {
 	metav1.Object
 }
 
-// Empty returns an empty object.
 func Empty[T Object]() T { return reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T) }
 
 // Unreadable says that an object has a field whose value its Go type cannot hold. The schema of a custom resource

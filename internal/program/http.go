@@ -109,7 +109,6 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 	return serve(ctx, address, mux)
 }
 
-// codes returns the codes of findings, each once.
 func codes(all []finding.Finding) string {
 	var out []string
 	for _, f := range all {

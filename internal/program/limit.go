@@ -39,7 +39,6 @@ type bounds struct {
 	places map[uintptr]*place
 }
 
-// place is a place in the code that logs.
 type place struct {
 	all   *rate.Limiter
 	lines map[line]*rate.Limiter

@@ -13,7 +13,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Verdict is the decision about one object.
 type Verdict struct {
 	// InEffect is the object in effect under the name: the object itself, or an earlier state of it if the object is
 	// not accepted.
@@ -26,7 +25,6 @@ type Verdict struct {
 // Accepted reports whether the object is in effect as it is.
 func (v Verdict) Accepted() bool { return v.Reason == finding.Accepted }
 
-// Decision is the decision about all objects.
 type Decision struct {
 	// Broker is the configuration of the own cluster's broker with all remotes that are in effect and import something.
 	Broker *config.Broker

@@ -25,7 +25,6 @@ const (
 	originalKeepalive = "25s"
 )
 
-// Migration collects the remote clusters of several files.
 type Migration struct {
 	remotes map[string]*v1alpha1.RemoteCluster
 	// notes are sentences for the operator; see Objects.
@@ -34,7 +33,6 @@ type Migration struct {
 	wantsNodes map[string]bool
 }
 
-// NewMigration returns an empty Migration.
 func NewMigration() *Migration {
 	return &Migration{remotes: map[string]*v1alpha1.RemoteCluster{}, wantsNodes: map[string]bool{}}
 }

@@ -12,7 +12,6 @@ type Rule struct {
 	Least, Most, Calm time.Duration
 }
 
-// After returns the wait after n repetitions in a row.
 func (r Rule) After(n int) time.Duration {
 	if n <= r.Free {
 		return 0
@@ -20,7 +19,6 @@ func (r Rule) After(n int) time.Duration {
 	return min(r.Least<<min(n-r.Free-1, 20), r.Most)
 }
 
-// Repeats counts repetitions in a row.
 type Repeats struct {
 	Times int
 	Last  time.Time
@@ -34,5 +32,4 @@ func (r *Repeats) Add(rule Rule, now time.Time) {
 	r.Last = now
 }
 
-// Next returns when the next one may follow.
 func (r Repeats) Next(rule Rule) time.Time { return r.Last.Add(rule.After(r.Times)) }

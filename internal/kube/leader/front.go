@@ -124,7 +124,6 @@ type FrontOptions struct {
 	Farewell time.Duration
 }
 
-// Front writes the slices while this replica leads.
 type Front struct {
 	FrontOptions
 	api typeddiscoveryv1.EndpointSliceInterface

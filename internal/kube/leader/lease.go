@@ -194,7 +194,6 @@ func (l *lease) well() {
 	l.problem = ""
 }
 
-// now returns what was seen so far.
 func (l *lease) now() seen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
