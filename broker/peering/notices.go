@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -67,35 +68,28 @@ const undeliveredInterval = time.Second
 // WatchUndelivered sends to agents which remotes do not receive this cluster's objects, by cluster with the reason,
 // until ctx ends, and returns ctx's error.
 func (s *Server) WatchUndelivered(ctx context.Context, undelivered func(time.Time) map[string]string) error {
-	tick := time.NewTicker(undeliveredInterval)
-	defer tick.Stop()
-	for {
-		s.SetUndelivered(undelivered(s.now()))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
+	wait.UntilWithContext(ctx, func(context.Context) { s.SetUndelivered(undelivered(s.now())) }, undeliveredInterval)
+	return ctx.Err()
+}
+
+// undelivered is the message to agents with the remotes that do not receive this cluster's objects, and why.
+func undelivered(reasons map[string]string) *semaphorev1.AttachResponse {
+	all := &semaphorev1.Undelivered{}
+	for _, cluster := range slices.Sorted(maps.Keys(reasons)) {
+		all.Remotes = append(all.Remotes, &semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: reasons[cluster]})
 	}
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: all}}
 }
 
 // SetUndelivered sends every agent, if it changed, which remotes do not receive what this cluster publishes, and why.
 func (s *Server) SetUndelivered(reasons map[string]string) {
 	s.mu.Lock()
-	if maps.Equal(s.reasons, reasons) {
-		s.mu.Unlock()
+	was := s.undelivered
+	s.undelivered = maps.Clone(reasons)
+	s.mu.Unlock()
+	if maps.Equal(was, reasons) {
 		return
 	}
-	was := s.reasons
-	all := &semaphorev1.Undelivered{}
-	for _, cluster := range slices.Sorted(maps.Keys(reasons)) {
-		all.Remotes = append(all.Remotes, &semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: reasons[cluster]})
-	}
-	m := &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: all}}
-	if s.reasons, s.undelivered = maps.Clone(reasons), nil; len(reasons) > 0 {
-		s.undelivered = m
-	}
-	s.mu.Unlock()
 	for cluster, why := range reasons {
 		if was[cluster] != why {
 			s.options.Log.Warn("a remote does not receive what this cluster publishes; agents do not rotate their keys for it",
@@ -110,7 +104,7 @@ func (s *Server) SetUndelivered(reasons map[string]string) {
 			s.options.Recorder.Record(debug.Event{Source: cluster, Object: "cluster " + cluster, Action: "delivered"})
 		}
 	}
-	s.notifyAll(ofUndelivered, m)
+	s.notifyAll(ofUndelivered, undelivered(reasons))
 }
 
 // Undelivered returns why a remote does not receive what this cluster publishes; empty if it does, or nothing is
@@ -118,5 +112,5 @@ func (s *Server) SetUndelivered(reasons map[string]string) {
 func (s *Server) Undelivered(cluster string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.reasons[cluster]
+	return s.undelivered[cluster]
 }

@@ -90,9 +90,8 @@ type Server struct {
 	guard      *semaphorev1.Guard
 
 	attached map[types.UID]*attachment // by UID of the node
-	// undelivered is the message to each agent with the remotes that do not receive this cluster's objects; nil for none.
-	undelivered *semaphorev1.AttachResponse
-	reasons     map[string]string
+	// undelivered is why remotes do not receive this cluster's objects.
+	undelivered map[string]string
 	// closely and probe are the last orders to watch peers closely, and to probe those of remotes.
 	closely, probe order
 	// perNode are the open streams of each node, oldest first, attached or not.
@@ -304,9 +303,9 @@ func (s *Server) attach(a *attachment) {
 	}
 	older := s.attached[a.agent.NodeUID]
 	s.attached[a.agent.NodeUID] = a
-	if s.undelivered != nil {
+	if len(s.undelivered) > 0 {
 		a.mu.Lock() // with s.mu held: a newer list comes after this one
-		a.session.notify(ofUndelivered, s.undelivered)
+		a.session.notify(ofUndelivered, undelivered(s.undelivered))
 		a.mu.Unlock()
 	}
 	_, podEnded := s.endedPods[a.agent.PodUID]

@@ -164,15 +164,6 @@ const (
 // notice that they do not know. The message must not be modified.
 func (s *Session) notify(about notice, m *semaphorev1.AttachResponse) { s.notices[about] = m }
 
-// sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
-func (s *Session) sameNetwork() bool {
-	if s.networkSent == nil || !proto.Equal(s.network, s.networkSent) {
-		return false
-	}
-	s.networkSent = s.network
-	return true
-}
-
 // Applied returns the revision up to which the agent has applied everything to its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
 
@@ -341,8 +332,8 @@ func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
 			return m
 		}
 	}
-	if s.network != s.networkSent && !s.sameNetwork() {
-		s.networkSent = s.network
+	sent := s.networkSent
+	if s.networkSent = s.network; !proto.Equal(s.network, sent) {
 		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}
 	}
 	return nil
@@ -364,7 +355,7 @@ func (s *Session) attachedFrame() *Frame {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	j := st.journal
-	s.changed = st.changed
+	s.changed = st.changed()
 	s.position = s.hello.GetResumeRevision()
 	s.resumed = s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head() && s.position >= j.Oldest()
 	if !s.resumed {
@@ -387,7 +378,7 @@ func (s *Session) readJournal() (entries []*entry, next uint64, known *[]string,
 	st := s.state
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	s.changed = st.changed
+	s.changed = st.changed()
 	maps.DeleteFunc(s.skip, func(_ string, of span) bool { return of.upTo <= s.position })
 	s.skipHeld(func(t *remoteState) span { return t.first })
 	if len(s.unchanged) > 0 {

@@ -45,8 +45,7 @@ type State struct {
 	remotes    map[string]*remoteState // by cluster
 	complete   []string                // sorted
 	maxChanges int
-	tooLarge   map[key]int   // peers that are too large to be sent, and their bytes
-	changed    chan struct{} // closed and replaced by each update that changes something
+	tooLarge   map[key]int // peers that are too large to be sent, and their bytes
 }
 
 // remoteState is what agents receive of one remote.
@@ -77,7 +76,6 @@ func NewStateOf(sizes Sizes) *State {
 		journal:    streams.NewJournal[key, *record](cmp.Or(sizes.Tombstones, tombstones)),
 		maxChanges: cmp.Or(sizes.Batch, maxBatch),
 		remotes:    map[string]*remoteState{}, tooLarge: map[key]int{},
-		changed: make(chan struct{}),
 	}
 }
 
@@ -128,10 +126,6 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 		t.first = span{before, s.journal.Head(), t.digest}
 		s.complete = slices.Sorted(maps.Keys(s.remotes))
 	}
-	if s.journal.Head() != before {
-		close(s.changed)
-		s.changed = make(chan struct{})
-	}
 }
 
 // Remove removes the device and the peers of a remote that is no longer configured. Agents remove them when they
@@ -153,9 +147,11 @@ func (s *State) Remove(cluster string) {
 	s.remove(t, key{cluster: cluster}, time.Time{}) // after its peers
 	delete(s.remotes, cluster)
 	s.complete = slices.Sorted(maps.Keys(s.remotes))
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
+
+// changed returns a channel that is closed at the next update, which a reader sees once it is complete. The caller holds
+// mu.
+func (s *State) changed() <-chan struct{} { return s.journal.Changed(s.journal.Head()) }
 
 // givesUp reports whether a peer gives up a key or allowed IP that another peer may have now.
 func givesUp(was, is *semaphorev1.Peer) bool {
@@ -188,7 +184,7 @@ func (s *State) Digests() (map[string]streams.Digest, <-chan struct{}) {
 	for cluster, t := range s.remotes {
 		out[cluster] = t.digest
 	}
-	return out, s.changed
+	return out, s.changed()
 }
 
 // PeersOf returns the peers of a remote sorted by node name. They must not be modified.
