@@ -145,30 +145,7 @@ func labels(all []*semaphorev1.Label) string {
 // exported returns why the labels and annotations of a ServiceExport are invalid (R30); empty if they are valid. An
 // import with a label that a deployment tool acts on would be deleted by it, or delete something else.
 func exported(m *semaphorev1.MultiClusterExport) string {
-	type pair interface {
-		GetKey() string
-		GetValue() string
-	}
-	check := func(what string, n int, at func(int) pair) string {
-		size := 0
-		for i := range n {
-			key, value := at(i).GetKey(), at(i).GetValue()
-			size += len(key) + len(value)
-			switch {
-			case n > naming.MaxExported || size > naming.MaxExportedBytes:
-				return fmt.Sprintf("%s exceed the limit of %d with %d bytes", what, naming.MaxExported, naming.MaxExportedBytes)
-			case naming.Reserved(key):
-				return fmt.Sprintf("%s: key %.100q is reserved", what, key)
-			case i > 0 && at(i-1).GetKey() >= key:
-				return fmt.Sprintf("%s: %.100q is not sorted: each key must occur once, in order", what, key)
-			}
-			for _, wrong := range validation.IsQualifiedName(key) {
-				return fmt.Sprintf("%s: key %.100q: %s", what, key, wrong)
-			}
-		}
-		return ""
-	}
-	if reason := check("labels", len(m.GetLabels()), func(i int) pair { return m.GetLabels()[i] }); reason != "" {
+	if reason := exportedPairs("labels", m.GetLabels()); reason != "" {
 		return reason
 	}
 	for _, l := range m.GetLabels() {
@@ -176,7 +153,30 @@ func exported(m *semaphorev1.MultiClusterExport) string {
 			return fmt.Sprintf("labels: %s: value %.100q: %s", l.GetKey(), l.GetValue(), wrong)
 		}
 	}
-	return check("annotations", len(m.GetAnnotations()), func(i int) pair { return m.GetAnnotations()[i] })
+	return exportedPairs("annotations", m.GetAnnotations())
+}
+
+func exportedPairs[P interface {
+	GetKey() string
+	GetValue() string
+}](what string, all []P) string {
+	size := 0
+	for i, p := range all {
+		key := p.GetKey()
+		size += len(key) + len(p.GetValue())
+		switch {
+		case len(all) > naming.MaxExported || size > naming.MaxExportedBytes:
+			return fmt.Sprintf("%s exceed the limit of %d with %d bytes", what, naming.MaxExported, naming.MaxExportedBytes)
+		case naming.Reserved(key):
+			return fmt.Sprintf("%s: key %.100q is reserved", what, key)
+		case i > 0 && all[i-1].GetKey() >= key:
+			return fmt.Sprintf("%s: %.100q is not sorted: each key must occur once, in order", what, key)
+		}
+		for _, wrong := range validation.IsQualifiedName(key) {
+			return fmt.Sprintf("%s: key %.100q: %s", what, key, wrong)
+		}
+	}
+	return ""
 }
 
 // preferred returns why an order of clusters is invalid; empty if it is valid.

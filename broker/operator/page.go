@@ -170,13 +170,8 @@ func (s *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/", "/page.css", "/page.js":
-		data, err := files.ReadFile("page/" + cmp.Or(r.URL.Path[1:], "page.html"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
 		w.Header().Set("Content-Type", contentTypes[r.URL.Path])
-		_, _ = w.Write(data) // the reader may have disconnected
+		http.ServeFileFS(w, r, files, "page/"+cmp.Or(r.URL.Path[1:], "page.html"))
 	case "/mesh.svg":
 		s.picture(w, r)
 	case "/state":

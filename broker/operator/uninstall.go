@@ -148,7 +148,7 @@ func (c *cleaner) written(kind writes.ObjectKind, in schema.GroupVersion, namesp
 	}
 	for _, o := range all.Items {
 		c.remove(string(kind)+" "+path.Join(o.Namespace, o.Name), func() error {
-			return api.Namespace(o.Namespace).Delete(c.ctx, o.Name, only(o.UID))
+			return api.Namespace(o.Namespace).Delete(c.ctx, o.Name, *metav1.NewPreconditionDeleteOptions(string(o.UID)))
 		})
 	}
 }
@@ -171,7 +171,7 @@ func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
 			c.fail("looking for the configmap "+namespace+"/"+name, err)
 		case object.Labels[naming.LabelManagedBy] == naming.ManagedByBroker:
 			c.remove(fmt.Sprintf("configmap %s/%s", namespace, name), func() error {
-				return api.Delete(c.ctx, name, only(object.UID))
+				return api.Delete(c.ctx, name, *metav1.NewPreconditionDeleteOptions(string(object.UID)))
 			})
 		}
 	}
@@ -202,10 +202,6 @@ func (c *cleaner) conditions(client *mcs.Client) {
 			return client.RemoveOwnConditions(c.ctx, &e)
 		})
 	}
-}
-
-func only(uid types.UID) metav1.DeleteOptions {
-	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 }
 
 func (c *cleaner) remoteClusters() (names []string) {
