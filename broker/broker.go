@@ -158,7 +158,7 @@ func podOf(cfg *config.Broker) (config.Pod, error) {
 func (b *broker) lead(ctx context.Context, began func()) error {
 	cfg := b.cfg.Load()
 	b.Federation.Begin(cfg.Remotes, cfg.Own(), federation.Engines{
-		Sink: b.engines.feed, Room: b.engines.feed.Room, ResyncDue: b.engines.ResyncDue,
+		Sink: b.engines, Room: b.engines.Room, ResyncDue: b.engines.ResyncDue,
 		Retained: b.engines.Retained, Outcomes: b.outcomes,
 	})
 	if b.standing != nil {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
@@ -22,8 +21,6 @@ type engines struct {
 	services *services.Engine
 	sets     *policy.Engine
 	all      []engine // those that are on
-	// feed is the federation server's Sink: the changes of a remote's replica go into the queue of each engine.
-	feed federation.Feed
 }
 
 type engine interface {
@@ -56,10 +53,25 @@ func newEngines(cfg *config.Broker, peers mesh.Peers, warn problem.Warn, now fun
 		e.sets = policy.NewEngine(cfg, warn, now)
 		e.all = append(e.all, e.sets)
 	}
-	for _, one := range e.all {
-		e.feed = append(e.feed, one.Queue())
-	}
 	return e
+}
+
+// Take puts the changes of a remote's replica into the queue of each engine: engines are the federation server's Sink.
+func (e engines) Take(cluster string, r replica.Result) {
+	for _, one := range e.all {
+		one.Queue().Push(cluster, r)
+	}
+}
+
+// Room returns nil if all engines have room for more changes of a remote; else a channel that is closed when the first
+// that has none may have some.
+func (e engines) Room(cluster string) <-chan struct{} {
+	for _, one := range e.all {
+		if room := one.Queue().Room(cluster); room != nil {
+			return room
+		}
+	}
+	return nil
 }
 
 // every returns the engines that are a T.

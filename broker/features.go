@@ -142,7 +142,8 @@ func (b *broker) buildServices(p *process) error {
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
 	}
-	adoption := &migrate.Services{Config: b.cfg.Load, Events: b.options.Events, Log: p.log}
+	adoption := &migrate.Services{Config: b.cfg.Load, API: p.client.CoreV1().Services(cfg.MirrorNamespace),
+		Events: b.options.Events, Log: p.log}
 	services := apply.Services(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), b.options)
 	if len(cfg.Services.AdoptFrom) > 0 {
 		b.adopters = append(b.adopters, func(ctx context.Context) {

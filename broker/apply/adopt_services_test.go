@@ -212,7 +212,8 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 	cfg := &config.Broker{Remotes: []config.Remote{{Name: "c2", ServicePrefix: "c2"}}}
 	cfg.Services.AdoptFrom = from
 	h.adopting.Store(cfg)
-	adoption := &migrate.Services{Config: h.adopting.Load, Events: opts.Events, Log: opts.Log}
+	adoption := &migrate.Services{Config: h.adopting.Load, API: h.admin.CoreV1().Services("mirrors"),
+		Events: opts.Events, Log: opts.Log}
 	if h.services == nil {
 		h.services, _ = desired[*corev1.Service]()
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()

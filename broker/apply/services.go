@@ -53,9 +53,8 @@ func Services(
 				listWatch: ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
 			}
 			if adoption != nil {
-				adopter := adoption.Adopter(kube, namespace)
-				adopter.All(ctx)
-				out.adoptAll, out.adopt = adopter.All, adopter.One
+				adoption.All(ctx)
+				out.adoptAll, out.adopt = adoption.All, adoption.One
 			}
 			return out, nil
 		},

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	typeddiscoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/metadata"
 
@@ -45,7 +44,6 @@ type Leftovers struct {
 	// Endpoints are read as metadata: the rest does not matter.
 	endpoints      metadata.ResourceInterface
 	endpointSlices typeddiscoveryv1.EndpointSliceInterface
-	kube           typedcorev1.ServiceInterface
 
 	mu sync.Mutex
 	// waiting is what remained after the last pass, and why.
@@ -75,7 +73,6 @@ func NewLeftovers(
 		adoption: adoption, services: services, slices: slices, complete: complete, local: local,
 		endpoints:      meta.Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace(namespace),
 		endpointSlices: kube.DiscoveryV1().EndpointSlices(namespace),
-		kube:           kube.CoreV1().Services(namespace),
 		waiting:        map[string]string{},
 	}
 }
@@ -197,7 +194,7 @@ func (l *Leftovers) unwritten() map[string]bool {
 func (l *Leftovers) needed(ctx context.Context, it leftover, unwritten map[string]bool) (why string, err error) {
 	service, ours := l.services.Newest(it.service)
 	if !ours {
-		_, err := l.kube.Get(ctx, it.service, metav1.GetOptions{})
+		_, err := l.adoption.API.Get(ctx, it.service, metav1.GetOptions{})
 		switch {
 		case err == nil:
 			return "its Service is not adopted", nil

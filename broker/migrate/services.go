@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -25,6 +24,8 @@ import (
 type Services struct {
 	// Config returns the configuration with the remotes in effect: their mirrors they may be, by the prefix of the names.
 	Config func() *config.Broker
+	// API are the Services of the namespace of the mirrors.
+	API    typedcorev1.ServiceInterface
 	Events *report.Events
 	Log    *slog.Logger
 }
@@ -43,24 +44,15 @@ func (a *Services) remote(prefix string) (cluster string, ok bool) {
 	return "", false
 }
 
-func (a *Services) Adopter(kube kubernetes.Interface, namespace string) ServiceAdopter {
-	return ServiceAdopter{a, kube.CoreV1().Services(namespace)}
-}
-
 // The labels of semaphore-service-mirror's objects. Ours have them too, for selectors of users, and LabelManagedBy.
 var theirServices = []string{naming.LabelMirrored + "=true,!" + naming.LabelManagedBy, naming.LabelGlobal + "=true,!" +
 	naming.LabelManagedBy}
 
-type ServiceAdopter struct {
-	*Services
-	services typedcorev1.ServiceInterface
-}
-
 // All adopts the existing Services. It reports failures; One tries again when the name is desired.
-func (a ServiceAdopter) All(ctx context.Context) {
+func (a *Services) All(ctx context.Context) {
 	left := 0
 	for _, selector := range theirServices {
-		list, err := a.services.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		list, err := a.API.List(ctx, metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			if ctx.Err() == nil {
 				a.Events.Warn("", finding.NotTakenOver, fmt.Sprintf("listing Services of %s: %v", config.ServiceMirror, err))
@@ -85,9 +77,9 @@ func (a ServiceAdopter) All(ctx context.Context) {
 }
 
 // One adopts the Service under the name of a desired one. It fails if that is absent, or a request fails.
-func (a ServiceAdopter) One(ctx context.Context, want *corev1.Service) (object *corev1.Service, ok bool, hint string,
+func (a *Services) One(ctx context.Context, want *corev1.Service) (object *corev1.Service, ok bool, hint string,
 	err error) {
-	have, err := a.services.Get(ctx, want.Name, metav1.GetOptions{})
+	have, err := a.API.Get(ctx, want.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, false, "", err
 	}
@@ -134,7 +126,7 @@ func theirPrefix(s *corev1.Service) (prefix string, theirs bool) {
 	return "", false
 }
 
-func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1.Service, error) {
+func (a *Services) take(ctx context.Context, have *corev1.Service) (*corev1.Service, error) {
 	from, _ := a.source(have)
 	out := have.DeepCopy()
 	out.Labels = with(out.Labels, naming.LabelManagedBy, naming.ManagedByBroker)
@@ -143,7 +135,7 @@ func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1
 	}
 	out.Annotations = with(out.Annotations, naming.AnnotationSourceNamespace, from.namespace,
 		naming.AnnotationSourceName, from.name)
-	out, err := a.services.Update(ctx, out, metav1.UpdateOptions{FieldManager: writes.FieldManager})
+	out, err := a.API.Update(ctx, out, metav1.UpdateOptions{FieldManager: writes.FieldManager})
 	if err == nil {
 		a.Log.Info("adopted a Service", "service", have.Name, "from", config.ServiceMirror, "cluster", from.cluster)
 	}

@@ -149,8 +149,8 @@ func (s *State) Remove(cluster string) {
 	s.complete = slices.Sorted(maps.Keys(s.remotes))
 }
 
-// changed returns a channel that is closed at the next update, which a reader sees once it is complete. The caller holds
-// mu.
+// changed returns a channel that is closed at the next update, which a reader sees once it is complete. The caller
+// holds mu.
 func (s *State) changed() <-chan struct{} { return s.journal.Changed(s.journal.Head()) }
 
 // givesUp reports whether a peer gives up a key or allowed IP that another peer may have now.
