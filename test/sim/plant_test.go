@@ -117,8 +117,8 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 				"		case was && now.Sub(w.since) >= 0:\n"},
 		}},
 		{"Unchanged covers what was changed after the first update", "I1", []edit{
-			{"broker/peering/session.go", "			s.skip[cluster] = t.first\n",
-				"			s.skip[cluster] = span{t.first.after, st.journal.Head(), held}\n"},
+			{"broker/peering/session.go", "			s.skip[cluster] = of\n",
+				"			s.skip[cluster] = span{of.after, s.state.journal.Head(), of.digest}\n"},
 		}},
 		{"a batch that is cut counts as all that there was", "I1", []edit{
 			{"broker/peering/session.go", "			case n < len(entries):\n", "			case n > len(entries):\n"},
