@@ -43,14 +43,11 @@ func UnusedIn(o *discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// AsIfUsed returns an endpoint of an existing slice as if it were in use. unused is the result of UnusedIn.
-func AsIfUsed(e *discoveryv1.Endpoint, unused map[string]bool) *discoveryv1.Endpoint {
-	c := e.Conditions
-	if ptr.Deref(c.Ready, true) || !unused[e.Addresses[0]] {
-		return e
-	}
-	out := *e
-	out.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true),
-		Terminating: ptr.To(ptr.Deref(c.Terminating, false))}
-	return &out
+// AsExported returns an endpoint of an existing slice as its cluster exports it, from which ExportedConditions makes the
+// existing conditions again. unused is the result of UnusedIn.
+func AsExported(e *discoveryv1.Endpoint, unused map[string]bool) *semaphorev1.Endpoint {
+	return &semaphorev1.Endpoint{Addresses: e.Addresses, Hostname: ptr.Deref(e.Hostname, ""),
+		Ready:       ptr.To(ptr.Deref(e.Conditions.Ready, true) || unused[e.Addresses[0]]),
+		Serving:     ptr.To(ptr.Deref(e.Conditions.Serving, true)),
+		Terminating: e.Conditions.Terminating}
 }

@@ -81,7 +81,6 @@ func (t Target) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Drain is one order of an operator.
 type Drain struct {
 	Target
 	// Prefixes of the node's pods; for a node only. Endpoints are compared with them, not with the node's name.
@@ -130,7 +129,6 @@ type Drains struct {
 	nodes map[string]*bart.Table[Drain]
 }
 
-// NewDrains returns the set of all given drains, ended or not.
 func NewDrains(all ...Drain) Drains {
 	s := Drains{all: slices.Clone(all), whole: map[Target]Drain{}, nodes: map[string]*bart.Table[Drain]{}}
 	slices.SortFunc(s.all, Drain.compare)

@@ -69,5 +69,13 @@ func (p *Plan) AllDerived(yield func(service string) bool) {
 	}
 }
 
-// Exports returns how many Services of a cluster ServiceExports export.
-func (p *Plan) Exports(cluster string) int { return p.exportCounts[cluster] }
+// Exports returns how many Services of each cluster ServiceExports export.
+func (p *Plan) Exports() map[string]int {
+	all := map[string]int{}
+	for r, s := range p.sources {
+		if s.service.GetMultiCluster() != nil {
+			all[r.cluster]++
+		}
+	}
+	return all
+}

@@ -62,10 +62,9 @@ type slice struct {
 // member is an endpoint in a slice.
 type member struct {
 	address string
-	// exported is the endpoint as the cluster exports it. It is nil while the endpoint is unconfirmed; then existing
-	// is set: the endpoint in the slice that exists, as if it were in use.
-	exported *semaphorev1.Endpoint
-	existing *discoveryv1.Endpoint
+	// exported is the endpoint as the cluster exports it; of an unconfirmed one, as the slice says that exists.
+	exported    *semaphorev1.Endpoint
+	unconfirmed bool
 	// drained means that a drain covers the endpoint, and unreached that no tunnel leads to it.
 	drained, unreached bool
 }
@@ -77,26 +76,14 @@ func (m *member) usable() bool { return !m.drained && !m.unreached }
 // not ready nevertheless.
 func (h *clusterEndpoints) inUse(m *member) bool { return !h.unused && m.usable() }
 
-func (m *member) ready() bool {
-	if m.exported != nil {
-		return replica.IsReady(m.exported)
-	}
-	return ptr.Deref(m.existing.Conditions.Ready, true)
-}
-
-func (m *member) terminating() bool {
-	if m.exported != nil {
-		return m.exported.GetTerminating()
-	}
-	return ptr.Deref(m.existing.Conditions.Terminating, false)
-}
+func (m *member) ready() bool { return replica.IsReady(m.exported) }
 
 // hostname returns the hostname that the endpoint has under a headless Service; empty for none, and for no member.
 func (m *member) hostname() string {
 	if m == nil {
 		return ""
 	}
-	return ptr.Deref(m.endpoint(true).Hostname, "")
+	return m.exported.GetHostname()
 }
 
 func (h *clusterEndpoints) all() (all []*slice) {
@@ -106,7 +93,6 @@ func (h *clusterEndpoints) all() (all []*slice) {
 	return all
 }
 
-// members yields all endpoints.
 func (h *clusterEndpoints) members(yield func(*member) bool) {
 	for _, s := range h.all() {
 		for i := range s.members {
@@ -129,7 +115,7 @@ func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
 			h.families[b.family] += by
 		}
 	}
-	if !m.terminating() {
+	if !m.exported.GetTerminating() {
 		b.known += by
 		if b.serves {
 			h.known[b.family] += by
@@ -148,8 +134,7 @@ func (h *clusterEndpoints) notEnding() int { return max(h.known[0], h.known[1]) 
 // upsert adds an endpoint to a slice, or updates it in the slice that holds it.
 func (w *work) upsert(h *clusterEndpoints, k replica.EndpointKey, m member) {
 	m.address = k.Address
-	m.drained = w.isDrained(h, k.Address)
-	m.unreached = w.isUnreached(h, k.Address)
+	m.drained, m.unreached = w.excluded(h, k.Address)
 	if s := h.sliceOf[k]; s != nil {
 		old := &s.members[s.find(k.Address)]
 		b := h.groups[k.PortGroup]
@@ -180,11 +165,8 @@ func (w *work) appendTo(s *slice, k replica.EndpointKey, m member) {
 
 // same reports whether both result in the same object.
 func (m *member) same(o *member) bool {
-	if m.exported == nil || o.exported == nil {
-		return m.exported == o.exported && m.existing == o.existing && m.usable() == o.usable()
-	}
 	a, b := m.exported, o.exported
-	return m.usable() == o.usable() && a.GetHostname() == b.GetHostname() &&
+	return m.unconfirmed == o.unconfirmed && m.usable() == o.usable() && a.GetHostname() == b.GetHostname() &&
 		slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
 		ptr.Equal(a.Ready, b.Ready) && ptr.Equal(a.Serving, b.Serving) && ptr.Equal(a.Terminating, b.Terminating)
 }
@@ -279,7 +261,7 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 	g := replica.GroupOfSlice(o)
 	s := w.slices[name]
 	if s != nil && (s.owner != h || s.PortGroup != g) {
-		if s.owner != h || slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil }) {
+		if s.owner != h || slices.ContainsFunc(s.members, func(m member) bool { return !m.unconfirmed }) {
 			return
 		}
 		// An earlier broker reused the name after the endpoints in s were withdrawn.
@@ -298,11 +280,11 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		if h.sliceOf[k] != nil {
 			continue
 		}
-		m := member{address: k.Address, existing: choice.AsIfUsed(e, unused), drained: w.isDrained(h, k.Address),
-			unreached: w.isUnreached(h, k.Address)}
+		m := member{address: k.Address, exported: choice.AsExported(e, unused), unconfirmed: true}
+		m.drained, m.unreached = w.excluded(h, k.Address)
 		if h.source != nil {
 			if sent := h.source.Get(k, h.ports); sent != nil {
-				m.exported, m.existing = sent, nil
+				m.exported, m.unconfirmed = sent, false
 			}
 		}
 		if s == nil {
@@ -325,7 +307,6 @@ func (p *Plan) inPodSubnets(cluster string, addresses []string) bool {
 	})
 }
 
-// placeAll adds all endpoints of the source to slices.
 func (w *work) placeAll(h *clusterEndpoints) {
 	all := slices.SortedFunc(h.source.Keys(h.ports), func(a, b replica.EndpointKey) int {
 		return cmp.Or(cmp.Compare(a.Address, b.Address), a.Compare(b.PortGroup))
@@ -337,7 +318,7 @@ func (w *work) placeAll(h *clusterEndpoints) {
 
 // removeUnconfirmed removes the endpoints that the cluster does not export.
 func (w *work) removeUnconfirmed(h *clusterEndpoints) {
-	for _, k := range h.keys(func(m *member) bool { return m.exported == nil }) {
+	for _, k := range h.keys(func(m *member) bool { return m.unconfirmed }) {
 		w.remove(h, k)
 	}
 	w.collect(h.target, h.cluster)
@@ -350,7 +331,7 @@ func (w *work) detach(h *clusterEndpoints) {
 	}
 	h.source.users = slices.DeleteFunc(h.source.users, func(o *clusterEndpoints) bool { return o == h })
 	h.source = nil
-	for _, k := range h.keys(func(m *member) bool { return m.exported != nil }) {
+	for _, k := range h.keys(func(m *member) bool { return !m.unconfirmed }) {
 		w.remove(h, k)
 	}
 }
@@ -374,39 +355,26 @@ func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []replica.Endpoi
 	return keys
 }
 
-func (w *work) isDrained(h *clusterEndpoints, address string) bool {
-	if !w.drained {
-		return false
-	}
+// excluded reports whether a drain covers an endpoint, and whether no tunnel leads to it.
+func (w *work) excluded(h *clusterEndpoints, address string) (drained, unreached bool) {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
-		return false
+		return false, false
 	}
-	_, covered := w.drains.Covers(h.cluster, h.of.namespace, h.of.name, ip)
-	return covered
+	_, drained = w.drains.Covers(h.cluster, h.of.namespace, h.of.name, ip)
+	return drained, !w.reach[h.cluster].Has(ip)
 }
 
-// isUnreached reports whether no tunnel leads to an endpoint.
-func (w *work) isUnreached(h *clusterEndpoints, address string) bool {
-	set := w.reach[h.cluster]
-	if set == nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(address)
-	return err == nil && !set.Has(ip)
-}
-
-// updateUsable evaluates drains and tunnels for the endpoints of a slice.
 func (w *work) updateUsable(s *slice) {
 	b := s.owner.groups[s.PortGroup]
 	for i := range s.members {
 		m := &s.members[i]
-		covered, unreached := w.isDrained(s.owner, m.address), w.isUnreached(s.owner, m.address)
-		if covered == m.drained && unreached == m.unreached {
+		drained, unreached := w.excluded(s.owner, m.address)
+		if drained == m.drained && unreached == m.unreached {
 			continue
 		}
 		s.owner.count(b, m, -1)
-		m.drained, m.unreached = covered, unreached
+		m.drained, m.unreached = drained, unreached
 		s.owner.count(b, m, +1)
 		w.markDirty(s.owner.target)
 		w.touchSlice(s)

@@ -74,11 +74,6 @@ func (t *target) ipFamilies() []string {
 // updateServed determines the ports that an endpoint must serve to count as ready, and the families that it may have,
 // and counts again if they changed.
 func (t *target) updateServed() {
-	authoritative, existing := t.authoritative(), t.existing()
-	if t.served != nil && t.servedBy == [2]any{authoritative, existing} {
-		return
-	}
-	t.servedBy = [2]any{authoritative, existing}
 	now := map[replica.PortName]int{}
 	for _, p := range t.defined().GetPorts() {
 		now[replica.PortName{Name: p.GetName(), Protocol: p.GetProtocol()}] = len(now)
@@ -168,7 +163,7 @@ func (w *work) hints(t *target, s *semaphorev1.Service) bool {
 	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.operators(t.sourceName()) == nil
 }
 
-func (t *target) settings() choice.Settings {
+func (t *target) Settings() choice.Settings {
 	first := t.plan.own
 	if t.shape.hints {
 		first = ""
@@ -192,7 +187,7 @@ func (w *work) choose(t *target, now time.Time) {
 			}
 		}
 	}
-	settings := t.settings()
+	settings := t.Settings()
 	inUse, again := w.chooser.InUse(t.name, settings, offers, now)
 	for cluster, h := range t.perCluster {
 		unused := t.shared() && !inUse[cluster]

@@ -490,7 +490,7 @@ func TestViews(t *testing.T) {
 				}
 			}
 			text += fmt.Sprintf("; %s: %d endpoints in %d slices, %d ready, %d drained, %d remembered, in use %v, gone %v",
-				c.Cluster, endpoints, len(h.all()), ready, drained, len(h.keys(func(m *member) bool { return m.exported == nil })),
+				c.Cluster, endpoints, len(h.all()), ready, drained, len(h.keys(func(m *member) bool { return m.unconfirmed })),
 				c.InUse, c.Gone)
 		}
 		got = append(got, text)

@@ -58,7 +58,7 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 		clusters = t.merged.Order
 	}
 	out.Annotations[t.clustersAnnotation()] = strings.Join(clusters, ",")
-	t.settings().Annotate(out.Annotations)
+	t.Settings().Annotate(out.Annotations)
 	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.goneClusters(), ",")
 	if t.ownUse != "" {
 		out.Annotations[naming.AnnotationOwnName] = t.ownUse // for a broker that starts while its own exporter is silent
@@ -167,11 +167,8 @@ func (p *Plan) hinted(h *clusterEndpoints) *discoveryv1.EndpointHints {
 
 // endpoint returns the endpoint as if it were in use.
 func (m *member) endpoint(headless bool) discoveryv1.Endpoint {
-	if m.exported == nil {
-		return *m.existing
-	}
 	out := discoveryv1.Endpoint{Addresses: m.exported.GetAddresses(), Conditions: choice.ExportedConditions(m.exported)}
-	if headless {
+	if headless || m.unconfirmed { // what exists stays as it is
 		out.Hostname = choice.Optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
 	}
 	return out

@@ -67,7 +67,7 @@ func (t *target) ownNameProblem() string {
 		return ""
 	}
 	asks := "asks by the annotation " + naming.AnnotationOwnName + " for endpoints of other clusters under its own name, "
-	switch _, moved := t.settings().OwnFirst(p.own); {
+	switch _, moved := t.Settings().OwnFirst(p.own); {
 	case !p.global.OwnNames:
 		return asks + "and gets none: globalServices.ownNames of the broker is off; ask the operator of this cluster to " +
 			"install the component own-names"
@@ -75,7 +75,7 @@ func (t *target) ownNameProblem() string {
 		return asks + "and gets none: it belongs to the cluster itself or to semaphore"
 	case moved:
 		return fmt.Sprintf("%sand prefers %s to this one: Kubernetes always uses the endpoints of its own cluster, so %s "+
-			"comes first under the own name", asks, t.settings().Prefer[0], p.own)
+			"comes first under the own name", asks, t.Settings().Prefer[0], p.own)
 	}
 	return ""
 }
@@ -123,12 +123,12 @@ func (w *work) lend(t *target, s choice.Settings, offers []choice.Offer, now tim
 	return again
 }
 
-// own describes where the own name of a target leads; nil if its owner does not ask for other clusters.
-func (t *target) own() *choice.OwnName {
+// Own describes where the own name of a Service leads; nil if its owner does not ask for other clusters.
+func (t *target) Own() *choice.OwnName {
 	if t.ownUse == "" {
 		return nil
 	}
-	o := t.leads(t.settings())
+	o := t.leads(t.Settings())
 	return &o
 }
 
@@ -222,7 +222,7 @@ func (h *clusterEndpoints) lends() bool {
 
 // lendable reports whether an endpoint is under the own name of a Service that leads to its cluster.
 func (m *member) lendable() bool {
-	return m.usable() && ptr.Deref(m.endpoint(false).Conditions.Serving, true)
+	return m.usable() && *choice.ExportedConditions(m.exported).Serving
 }
 
 // ownPorts returns the ports of a slice that the Service of this cluster has, with its protocols of applications. The

@@ -63,8 +63,6 @@ type Plan struct {
 	rule    *choice.Rule
 	ordered bool
 	denied  map[string]ref
-	// exportCounts counts, by cluster, the Services that ServiceExports export.
-	exportCounts map[string]int
 
 	sources map[ref]*source
 	// exportedSlices are the EndpointSlices in the replicas.
@@ -90,7 +88,6 @@ type Plan struct {
 	// presenceUnknown are clusters for which it is not yet known whether they are gone.
 	presenceUnknown map[string]bool
 	drains          choice.Drains
-	drained         bool // whether there are any drains
 	// reach are the addresses to which tunnels lead, by cluster; nil for all.
 	reach   map[string]*choice.Reachable
 	chooser *choice.Chooser
@@ -132,7 +129,6 @@ func New(cfg *config.Broker) *Plan {
 		global:          &cfg.GlobalServices,
 		rule:            choice.NewRule(cfg),
 		denied:          map[string]ref{},
-		exportCounts:    map[string]int{},
 		sources:         map[ref]*source{},
 		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
 		claims:          problem.NewClaims(ref.compare),
@@ -227,9 +223,9 @@ func (w *work) removeOutside(cluster string) {
 		if h == nil {
 			continue
 		}
-		for _, k := range h.keys(func(m *member) bool { return m.exported == nil }) {
+		for _, k := range h.keys(func(m *member) bool { return m.unconfirmed }) {
 			s := h.sliceOf[k]
-			if m := s.members[s.find(k.Address)]; !w.inPodSubnets(cluster, m.existing.Addresses) {
+			if m := s.members[s.find(k.Address)]; !w.inPodSubnets(cluster, m.exported.GetAddresses()) {
 				w.touchService(name)
 				w.remove(h, k)
 			}
@@ -421,7 +417,7 @@ func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
 }
 
 func (p *Plan) SetDrains(all choice.Drains, now time.Time) Touches {
-	p.drains, p.drained = all, len(all.All()) > 0
+	p.drains = all
 	w := p.work("")
 	for _, name := range sorted(p.slices) {
 		w.updateUsable(p.slices[name])
@@ -463,7 +459,6 @@ type due struct {
 	target *target
 }
 
-// popDue removes the first time, and returns its target.
 func (p *Plan) popDue() (t *target) {
 	t, p.dues[0].target = p.dues[0].target, nil
 	p.dues = p.dues[1:]
@@ -497,7 +492,6 @@ func (p *Plan) SlicesOf(service string) (names []string) {
 	return names
 }
 
-// Names returns the names of all desired Services and slices.
 func (p *Plan) Names() (services, ofSlices []string) {
 	return slices.Collect(p.claims.Names), slices.Collect(maps.Keys(p.slices))
 }
@@ -511,7 +505,7 @@ func (p *Plan) Wants(service string) bool {
 func (p *Plan) HoldsExported(cluster, slice string) bool {
 	s := p.slices[slice]
 	return s != nil && s.owner.cluster == cluster &&
-		slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil })
+		slices.ContainsFunc(s.members, func(m member) bool { return !m.unconfirmed })
 }
 
 // Targets returns the names of all known Services, sorted.
@@ -532,7 +526,8 @@ type work struct {
 	cluster    string
 	observedAt time.Time
 	touches    Touches
-	touched    map[touchedName]bool
+	// services and ofSlices are those Services and slices that the call touches, by name.
+	services, ofSlices map[string]Touched
 	// problemsDirty are the names whose problems must be determined again.
 	problemsDirty map[string]bool
 	// pending are the endpoints that changed in the call, in order.
@@ -540,29 +535,20 @@ type work struct {
 	isPending map[endpointRef]bool
 }
 
-type touchedName struct {
-	// 's' for a Service, 'l' for a slice
-	kind byte
-	name string
-}
-
 func (p *Plan) work(cluster string) *work {
-	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, problemsDirty: map[string]bool{},
-		isPending: map[endpointRef]bool{}}
+	return &work{Plan: p, cluster: cluster, services: map[string]Touched{}, ofSlices: map[string]Touched{},
+		problemsDirty: map[string]bool{}, isPending: map[endpointRef]bool{}}
 }
 
 func (w *work) touchService(name string) {
-	if key := (touchedName{'s', name}); !w.touched[key] {
-		w.touched[key] = true
-		w.touches.Services = append(w.touches.Services, Touched{Name: name, Cluster: w.cluster, ObservedAt: w.observedAt})
+	if _, twice := w.services[name]; !twice {
+		w.services[name] = Touched{Name: name, Cluster: w.cluster, ObservedAt: w.observedAt}
 	}
 }
 
 func (w *work) touchSlice(s *slice) {
-	if key := (touchedName{'l', s.name}); !w.touched[key] {
-		w.touched[key] = true
-		w.touches.Slices = append(w.touches.Slices,
-			Touched{s.name, w.cluster, w.observedAt, s.owner.target.name, s.owner.of.namespace})
+	if _, twice := w.ofSlices[s.name]; !twice {
+		w.ofSlices[s.name] = Touched{s.name, w.cluster, w.observedAt, s.owner.target.name, s.owner.of.namespace}
 	}
 }
 
@@ -584,8 +570,11 @@ func (w *work) finish(now time.Time) Touches {
 	for name := range w.problemsDirty {
 		w.problems.Replace(name, w.problemsOf(name))
 	}
-	// The order depends only on the input.
-	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	for _, name := range sorted(w.services) { // their order depends only on the input
+		w.touches.Services = append(w.touches.Services, w.services[name])
+	}
+	for _, name := range sorted(w.ofSlices) {
+		w.touches.Slices = append(w.touches.Slices, w.ofSlices[name])
+	}
 	return w.touches
 }

@@ -15,7 +15,6 @@ var Codes = []finding.Code{finding.NameTooLong, finding.NameTaken, finding.Setti
 
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// problemsOf determines the problems of the services that claim a name.
 func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 	out = append(p.tooLongProblems(name), p.nameTakenProblems(name)...)
 	if p.rule != nil {

@@ -14,7 +14,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// target is a Service of semaphore.
 type target struct {
 	plan *Plan
 	name string
@@ -27,10 +26,9 @@ type target struct {
 	// merged is the rule's decision about a derived Service; nil for another one, and before Begin.
 	merged *choice.Merged
 	// served are the ports that an endpoint must serve to count as ready, and families those that it may have, none for
-	// any; servedBy are the objects they were taken from.
+	// any.
 	served   map[replica.PortName]int
 	families []string
-	servedBy [2]any
 	// ownUse is how the own name leads to other clusters; empty for not at all.
 	ownUse string
 	// lost are the last clusters to which it led, while the newest Event says that none is left; nil otherwise.
@@ -57,7 +55,6 @@ func (r ref) shared() bool { return r.cluster == "" || r.cluster == clusterSet }
 // existing is the Service as it exists in the own cluster; nil for none.
 func (t *target) existing() *corev1.Service { return t.plan.existing[t.name] }
 
-// target returns the target of a name and creates it if necessary.
 func (w *work) target(name string) *target {
 	t := w.targets[name]
 	if t == nil {
@@ -67,7 +64,6 @@ func (w *work) target(name string) *target {
 	return t
 }
 
-// endpointsOf returns the endpoints of a cluster and creates the entry if necessary.
 func (t *target) endpointsOf(cluster string) *clusterEndpoints {
 	h := t.perCluster[cluster]
 	if h == nil {
@@ -108,12 +104,6 @@ func (w *work) setService(r ref, s *semaphorev1.Service) {
 		return
 	}
 	source := w.source(r)
-	if source.service.GetMultiCluster() != nil {
-		w.exportCounts[r.cluster]--
-	}
-	if s.GetMultiCluster() != nil {
-		w.exportCounts[r.cluster]++
-	}
 	source.service = s
 	names := []string{naming.Global(r.namespace, r.name)}
 	w.claimShared(names[0], ref{"", r.namespace, r.name})
@@ -145,7 +135,6 @@ func (w *work) claimShared(name string, of ref) {
 	w.setClaim(name, of, offered)
 }
 
-// setClaim adds or removes the claim of a service to a name.
 func (w *work) setClaim(name string, claimant ref, wanted bool) {
 	claims := w.claims
 	if len(name) > maxServiceName {
@@ -217,7 +206,6 @@ func (t *target) waitsFor(cluster string) bool {
 	return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]
 }
 
-// updateShape determines what all slices of a target share.
 func (w *work) updateShape(t *target) {
 	now := shape{}
 	if s := t.authoritative(); s != nil {
@@ -267,7 +255,6 @@ type source struct {
 	users []*clusterEndpoints
 }
 
-// source returns the source of a service and creates it if necessary.
 func (w *work) source(r ref) *source {
 	s := w.sources[r]
 	if s == nil {
@@ -289,7 +276,6 @@ func (w *work) replaceSlice(s *source, slice string, old, now *semaphorev1.Endpo
 	w.collectSource(s)
 }
 
-// collectSource deletes a source of which nothing is known.
 func (w *work) collectSource(s *source) {
 	if s.service == nil && s.Len() == 0 {
 		delete(w.sources, s.ref)

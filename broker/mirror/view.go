@@ -23,7 +23,6 @@ type View struct {
 	Clusters []ClusterView
 }
 
-// ClusterView shows the endpoints of one cluster in a Service.
 type ClusterView struct {
 	Cluster string
 	// Of is the service of the cluster.
@@ -69,7 +68,6 @@ func (p *Plan) Views(names []string) (all []View) {
 	return all
 }
 
-// inCluster is the name of a service in its cluster.
 func (r ref) inCluster() types.NamespacedName {
 	return types.NamespacedName{Namespace: r.namespace, Name: r.name}
 }
@@ -82,11 +80,6 @@ func (h *clusterEndpoints) endpoints(yield func(Endpoint) bool) {
 		}
 	}
 }
-
-func (v View) Settings() choice.Settings { return v.settings() }
-
-// Own is where the own name of the Service leads; nil if its owner does not ask for other clusters.
-func (v View) Own() *choice.OwnName { return v.own() }
 
 // Conflict names the differences of the exports of one that ServiceExports make.
 func (v View) Conflict() (c choice.Conflict) {

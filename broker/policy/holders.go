@@ -23,7 +23,6 @@ import (
 // 16,000 pods start or end.
 const Room = 32_768
 
-// Holder is a pod that has or had an address.
 type Holder struct{ Cluster, Namespace, Pod, UID, Set string }
 
 // change is the start or the end of a pod's having an address.
@@ -48,7 +47,6 @@ type queue struct {
 	since time.Time
 }
 
-// NewHolders returns an empty memory for room changes, which is complete from now on.
 func NewHolders(room int, now time.Time) *Holders {
 	return &Holders{room: room, queues: map[string]*queue{}, began: now}
 }

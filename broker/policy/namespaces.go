@@ -42,7 +42,6 @@ func (p *Plan) objectName(set setRef, name string) string {
 	return name
 }
 
-// split reverts objectName.
 func (p *Plan) split(joined string) (namespace, name string) {
 	if !p.options.Namespaced {
 		return "", joined

@@ -75,7 +75,6 @@ func NewEngine(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Eng
 	return e
 }
 
-// configure sets the configured remotes.
 func (e *Engine) configure(remotes []config.Remote) {
 	e.names = nil
 	for _, r := range remotes {
@@ -140,15 +139,12 @@ func (e *Engine) Bind(loops ...writes.Loop) {
 	}
 }
 
-// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *replica.Queue { return e.queue }
 
-// Run handles the queue until ctx ends, and returns ctx's error.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }
 
-// Take handles a part of a message's changes.
 func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -190,7 +186,6 @@ func (e *Engine) evaluate(k *objectKind) {
 	}
 }
 
-// KnowLocalNamespaces says that all namespaces of the own cluster have been set.
 func (e *Engine) KnowLocalNamespaces() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -209,7 +204,6 @@ func (e *Engine) KnowLocalNamespaces() {
 	}
 }
 
-// LocalNamespace is called when a namespace of the own cluster is created or deleted.
 func (e *Engine) LocalNamespace(name string, there bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -223,13 +217,11 @@ func (e *Engine) LocalNamespace(name string, there bool) {
 	}
 }
 
-// DesiredGlobal is the input of the loop of GlobalNetworkSets.
 func (e *Engine) DesiredGlobal() writes.Desired[*calicov3.GlobalNetworkSet] {
 	same := func(set *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet { return set }
 	return desired(e, e.kinds[0], same, same)
 }
 
-// DesiredNamespaced is the input of the loop of NetworkSets.
 func (e *Engine) DesiredNamespaced() writes.Desired[*calicov3.NetworkSet] {
 	return desired(e, e.kinds[1],
 		func(set *calicov3.GlobalNetworkSet) *calicov3.NetworkSet {
@@ -242,7 +234,7 @@ func (e *Engine) DesiredNamespaced() writes.Desired[*calicov3.NetworkSet] {
 }
 
 // desired returns sets as objects of another type.
-func desired[T writes.Object](e *Engine, k *objectKind, to func(*calicov3.GlobalNetworkSet) T,
+func desired[T writes.Pointer[O], O any](e *Engine, k *objectKind, to func(*calicov3.GlobalNetworkSet) T,
 	from func(T) *calicov3.GlobalNetworkSet) writes.Desired[T] {
 	return writes.Desired[T]{
 		Names: func() []string {
@@ -292,7 +284,7 @@ func desired[T writes.Object](e *Engine, k *objectKind, to func(*calicov3.Global
 }
 
 // answer returns the answer for a decision about a name. The caller must hold mu.
-func answer[T writes.Object](e *Engine, k *objectKind, owner string, to func(*calicov3.GlobalNetworkSet) T,
+func answer[T writes.Pointer[O], O any](e *Engine, k *objectKind, owner string, to func(*calicov3.GlobalNetworkSet) T,
 	decide func() Decision) writes.Answer[T] {
 	// The first snapshot of a remote comes in parts: until the last of them, an existing set has addresses that the plan
 	// lacks.

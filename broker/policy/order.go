@@ -36,7 +36,7 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 	return slices.Sorted(maps.Keys(touched))
 }
 
-// Moved returns the names of objects that may have waited for the object that a joined plan observed last: to add an IP,
+// Moved returns the names of objects that may have waited for the object that a joined plan observed last, to add an IP
 // or to remove it.
 func (p *Plan) Moved(by *Plan) []string {
 	touched := map[string]bool{}
@@ -145,7 +145,6 @@ func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
 	}
 }
 
-// Decision is the result of Set.
 type Decision struct {
 	// Set is the object to write; nil for none.
 	Set *calicov3.GlobalNetworkSet
@@ -236,7 +235,6 @@ func (p *Plan) heldRemovals(name string, in map[netip.Addr]bool, now time.Time) 
 	return d, keeper
 }
 
-// isInFlight reports whether a write under way adds an IP to an object.
 func (r *remote) isInFlight(ip netip.Addr, object string) bool {
 	return slices.ContainsFunc(r.inFlight[ip], func(a inFlight) bool { return a.object == object })
 }

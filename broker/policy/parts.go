@@ -48,7 +48,6 @@ func (m *members) remove(ip netip.Addr) {
 	m.firstRoom = min(m.firstRoom, part)
 }
 
-// partWithRoom returns the first part that has fewer IPs than size.
 func (m *members) partWithRoom(size int) int {
 	for len(m.parts[m.firstRoom]) >= size {
 		m.firstRoom++

@@ -50,7 +50,6 @@ func (s setRef) compare(o setRef) int {
 	return cmp.Or(cmp.Compare(s.namespace, o.namespace), cmp.Compare(s.name, o.name), cmp.Compare(s.cluster, o.cluster))
 }
 
-// Options configure how sets are written.
 type Options struct {
 	// ManagedBy is the value of the label managed-by, as the original tools set it (config.Sets).
 	ManagedBy string
@@ -157,7 +156,6 @@ type Touched struct {
 	ObservedAt time.Time
 }
 
-// New returns an empty plan.
 func New(remotes []config.Remote, options Options) *Plan {
 	p := &Plan{
 		options:    options,
@@ -467,7 +465,6 @@ func (p *Plan) setForName(name string) (setRef, map[netip.Addr]bool) {
 	return set, p.sets[set].parts[part]
 }
 
-// Names returns the names of all desired objects.
 func (p *Plan) Names() []string {
 	var names []string
 	for set, m := range p.sets {

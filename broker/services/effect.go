@@ -47,7 +47,6 @@ func affects(set choice.Drains, v mirror.View) (a Affected, affected bool) {
 	return a, affected
 }
 
-// Drained is the effect of an active drain.
 type Drained struct {
 	// Endpoints is the number of drained endpoints that are ready at their source; Services have at least one of
 	// them.

@@ -192,7 +192,6 @@ func (p *ImportPlan) Imports() (names []string) {
 	return names
 }
 
-// Count is the number of desired ServiceImports.
 func (p *ImportPlan) Count() (n int) {
 	for range p.services.AllDerived {
 		n++

@@ -19,16 +19,16 @@ import (
 
 // markOwnNames marks the slices under own names that a change of the plan touches.
 func (e *Engine) markOwnNames(touches mirror.Touches) {
-	if e.ownSlices == nil {
+	if e.loops.OwnSlices == nil {
 		return
 	}
 	for _, t := range touches.Slices {
 		if strings.HasPrefix(t.Service, naming.GlobalPrefix+"-") {
-			e.ownSlices.Mark(t.Namespace+"/"+t.Name, t.Cluster, t.ObservedAt)
+			e.loops.OwnSlices.Mark(t.Namespace+"/"+t.Name, t.Cluster, t.ObservedAt)
 		}
 	}
 	for _, change := range touches.Lent {
-		e.lent(change)
+		e.loops.Lent(change)
 	}
 }
 

@@ -71,10 +71,10 @@ type Engine struct {
 	names []string
 	// drains as operators wrote them.
 	drains choice.Drains
-	// services and slices are the loops that write, each with the others that follow it; nil before Bind.
-	services, slices                 writes.Loop
-	imports, importSlices, ownSlices writes.Loop
-	lent                             func(choice.Lent)
+	// loops are those that write, and services and slices two of them, each with the others that follow it; nil before
+	// Bind.
+	loops            Loops
+	services, slices writes.Loop
 }
 
 // remote is the state of one remote, or of the own cluster if its exporter is accepted.
@@ -168,9 +168,8 @@ type Loops struct {
 
 // Bind sets the loops. It must be called once, before anything runs.
 func (e *Engine) Bind(all Loops) {
-	e.imports, e.importSlices, e.ownSlices, e.lent = all.Imports, all.ImportSlices, all.OwnSlices, all.Lent
-	e.services, e.slices = loops{all.Services, []writes.Loop{all.Imports}},
-		loops{all.Slices, []writes.Loop{all.ImportSlices, all.OwnSlices}}
+	e.loops, e.services, e.slices = all, followed{all.Services, []writes.Loop{all.Imports}},
+		followed{all.Slices, []writes.Loop{all.ImportSlices, all.OwnSlices}}
 }
 
 // KnowNamespaces says that all namespaces of the own cluster have been set: ServiceImports are written only into these.
@@ -181,7 +180,6 @@ func (e *Engine) KnowNamespaces() {
 	e.wakeImports(touched, importSlices)
 }
 
-// SetNamespace sets whether the own cluster has a namespace.
 func (e *Engine) SetNamespace(name string, exists bool) {
 	e.mu.Lock()
 	touched, importSlices := e.imported.SetNamespace(name, exists)
@@ -191,27 +189,27 @@ func (e *Engine) SetNamespace(name string, exists bool) {
 
 func (e *Engine) wakeImports(touched, importSlices []string) {
 	for _, name := range touched {
-		e.imports.Wake(name)
+		e.loops.Imports.Wake(name)
 	}
 	for _, name := range importSlices {
-		e.importSlices.Wake(name)
+		e.loops.ImportSlices.Wake(name)
 	}
 }
 
-// loops are a loop and others, or nil, for objects that are created and deleted with those of the first: ServiceImports
-// with Services, and the slices beside ServiceImports and under own names with those of Services.
-type loops struct {
+// followed is a loop with others, or nil, of objects that come and go with those of the first: ServiceImports with
+// Services, and the slices beside ServiceImports and under own names with those of Services.
+type followed struct {
 	writes.Loop
 	with []writes.Loop
 }
 
-func (b loops) WakeOwned(cluster string) {
+func (b followed) WakeOwned(cluster string) {
 	b.each(func(loop writes.Loop) { loop.WakeOwned(cluster) })
 }
 
-func (b loops) WakeAll() { b.each(writes.Loop.WakeAll) }
+func (b followed) WakeAll() { b.each(writes.Loop.WakeAll) }
 
-func (b loops) each(do func(writes.Loop)) {
+func (b followed) each(do func(writes.Loop)) {
 	do(b.Loop)
 	for _, loop := range b.with {
 		if loop != nil {
@@ -227,7 +225,6 @@ func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, e.Next, e.Due)
 }
 
-// Take handles a part of a message's changes.
 func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -324,7 +321,6 @@ func (e *Engine) Next() time.Time {
 	return e.plan.Next()
 }
 
-// Due handles changes that are due by time.
 func (e *Engine) Due() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -348,14 +344,14 @@ func (e *Engine) mark(touches mirror.Touches) {
 }
 
 func (e *Engine) markImports(touches Touches) {
-	if e.imports == nil {
+	if e.loops.Imports == nil {
 		return
 	}
 	for _, t := range touches.Imports {
-		e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
+		e.loops.Imports.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
 	for _, t := range touches.Slices {
-		e.importSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
+		e.loops.ImportSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
 }
 
@@ -479,9 +475,9 @@ func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
 	}
 	out := &semaphorev1.MultiClusterStatus{}
 	e.mu.RLock()
-	names := e.names
+	names, exports := e.names, e.plan.Exports()
 	for _, name := range names {
-		if n := e.plan.Exports(name); n > 0 {
+		if n := exports[name]; n > 0 {
 			out.Exports = append(out.Exports, &semaphorev1.ClusterExports{Cluster: name, Services: uint64(n)})
 		}
 	}
@@ -564,16 +560,12 @@ func want[T writes.Object](e *Engine, answer func(name, owner string) writes.Ans
 	}
 }
 
-// DesiredServices is the input of the loop of Services.
 func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 	return writes.Desired[*corev1.Service]{
 		Names:  e.listed(func() []string { all, _ := e.plan.Names(); return all }),
 		Synced: e.synced,
 		Want: want(e, func(name, owner string) writes.Answer[*corev1.Service] {
 			service, wanted := e.plan.Service(name)
-			if wanted && service == nil {
-				return writes.Answer[*corev1.Service]{Verdict: writes.Unknown}
-			}
 			a := writes.Decide(service, wanted, owner, e.retainedServices.MayDelete)
 			if known := e.plan.Retained(name); a.Verdict == writes.Unknown && known != nil {
 				a = writes.Answer[*corev1.Service]{Verdict: writes.Present, Object: known}
@@ -595,21 +587,18 @@ func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
 	}
 }
 
-// DesiredSlices is the input of the loop of EndpointSlices.
 func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
+	wanted := want(e, e.desiredSlice)
 	return writes.Desired[*discoveryv1.EndpointSlice]{
 		Names:  e.listed(func() []string { _, all := e.plan.Names(); return all }),
 		Synced: e.synced,
-		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
-			answer, _ := e.desiredSlice(name, owner)
-			return answer
-		},
+		Want:   wanted,
 		Reserve: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
-			answer, ended := e.desiredSlice(name, owner)
-			if ended && owner == "" {
+			answer := wanted(name, owner)
+			if owner == "" { // it does not exist
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				e.plan.ForgetEnded(name) // it does not exist
+				e.plan.ForgetEnded(name)
 			}
 			return answer
 		},
@@ -630,10 +619,7 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 		Names: e.listed(func() []string { return e.imported.Imports() }),
 		Want: want(e, func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
 			object, wanted := e.imported.Import(name)
-			if wanted && object == nil {
-				return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown}
-			}
-			if wanted {
+			if object != nil {
 				if again := e.imported.ImportDue(name, e.now()); again > 0 {
 					return writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown, Again: again}
 				}
@@ -649,32 +635,22 @@ func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice
 		Names: e.listed(func() []string { return e.imported.ImportSlices() }),
 		Want: want(e, func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
 			slice, wanted := e.imported.ImportSlice(name)
-			if wanted && slice == nil {
-				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
-			}
 			// It follows the slice of the derived Service, for which the Retentions decide.
 			return writes.Decide(slice, wanted, owner, func(string) bool { return true })
 		}),
 	}
 }
 
-// desiredSlice returns the answer for a slice. ended means that the plan remembers an ended slice of the name.
-func (e *Engine) desiredSlice(name, owner string) (a writes.Answer[*discoveryv1.EndpointSlice], ended bool) {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	if !e.plan.Begun() {
-		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}, false
-	}
-	of, ended := e.plan.Ended(name)
-	if ended && of == owner {
-		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Absent}, true
+func (e *Engine) desiredSlice(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
+	if of, ended := e.plan.Ended(name); ended && of == owner {
+		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Absent}
 	}
 	s, wanted := e.plan.Slice(name)
-	a = writes.Decide(s, wanted, owner, e.mayDeleteSlice)
+	a := writes.Decide(s, wanted, owner, e.mayDeleteSlice)
 	if a.Verdict == writes.Present && owner == "" && e.plan.Existing(s.Labels[discoveryv1.LabelServiceName]) == nil {
-		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown, Again: missingServiceRetry}, ended
+		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown, Again: missingServiceRetry}
 	}
-	return a, ended
+	return a
 }
 
 // Findings returns the services of remotes without a mirror, or with one that differs from the export, and the retained
@@ -847,10 +823,7 @@ func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
 	e.collectOwnNames(ch)
 	e.mu.RLock()
-	names, exports := e.names, map[string]int{}
-	for _, cluster := range names {
-		exports[cluster] = e.plan.Exports(cluster)
-	}
+	names, exports := e.names, e.plan.Exports()
 	e.mu.RUnlock()
 	for _, cluster := range names {
 		ch <- prometheus.MustNewConstMetric(exportedServices, prometheus.GaugeValue, float64(exports[cluster]), cluster)

@@ -101,7 +101,6 @@ func (b *Belief[T]) Wrote(now time.Time, name string, object T) (remains bool) {
 	return true
 }
 
-// Deleted records that a delete succeeded.
 func (b *Belief[T]) Deleted(now time.Time, name string, object T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,7 +112,6 @@ func (b *Belief[T]) Deleted(now time.Time, name string, object T) {
 	b.written[name] = written[T]{object: object, deleted: true, until: now.Add(BeliefFor)}
 }
 
-// Forget drops the own write under a name.
 func (b *Belief[T]) Forget(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

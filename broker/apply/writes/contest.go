@@ -142,7 +142,6 @@ func (o *Contest) rule() waiting.Rule {
 	return ofChanges
 }
 
-// wait is the wait before the next restore.
 func (o *Contest) wait() time.Duration { return o.rule().After(o.Times) }
 
 // calm is how long the other writer must leave the object alone before the count starts again.

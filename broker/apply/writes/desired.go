@@ -8,7 +8,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Verdict is the kind of an Answer.
 type Verdict int
 
 const (
@@ -89,11 +88,18 @@ type Loop interface {
 	Owned(cluster string) (names []string, ok bool)
 }
 
+// Pointer is an Object of a type O.
+type Pointer[O any] interface {
+	*O
+	Object
+}
+
 // Decide returns the three-valued answer for one name, from the desired object, if any, and the cluster that the
-// existing object came from. mayGo reports whether an object of a cluster may be deleted when it is not desired; Decide
+// existing object came from. An object that is wanted and nil is not known yet. mayGo reports whether an object of a cluster may be deleted when it is not desired; Decide
 // calls it only if that matters.
-func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string) bool) Answer[T] {
+func Decide[T Pointer[O], O any](want T, wanted bool, owner string, mayGo func(owner string) bool) Answer[T] {
 	switch {
+	case wanted && want == nil:
 	case wanted && (owner == "" || owner == want.GetLabels()[naming.LabelSourceCluster] || mayGo(owner)):
 		return Answer[T]{Verdict: Present, Object: want}
 	case !wanted && mayGo(owner):

@@ -36,7 +36,6 @@ var OwnedOwnSlices = Owned + "," + naming.LabelOwnName
 // OwnedImportSlices selects the EndpointSlices that the broker created beside ServiceImports.
 var OwnedImportSlices = Owned + "," + mcsv1beta1.LabelServiceName
 
-// Ours reports whether the broker created an object.
 func Ours(object metav1.Object) bool {
 	return object.GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker
 }

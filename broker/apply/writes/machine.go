@@ -60,7 +60,6 @@ type asked struct {
 	at  time.Time
 }
 
-// leaving is an object that waits for its deletion.
 type leaving struct {
 	since      time.Time
 	finalizers []string
@@ -245,7 +244,6 @@ type Seen[T Object] struct {
 	Change Change
 }
 
-// Begin returns the known state of a name.
 func (m *Machine[T]) Begin(now time.Time, name string) Seen[T] {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -152,7 +152,6 @@ func (p *pace) taken(name string) {
 	}
 }
 
-// writing records that a write of an object begins.
 func (p *pace) writing(name string, now time.Time) {
 	o := p.objects[name]
 	if o == nil {

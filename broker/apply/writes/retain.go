@@ -90,7 +90,6 @@ func (g *Retention) complete() int {
 	return n
 }
 
-// Heard reports whether there was a complete snapshot of every kind.
 func (g *Retention) Heard() bool { return g.complete() > 0 }
 
 // Retains reports whether undesired objects stay.

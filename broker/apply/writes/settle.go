@@ -57,7 +57,6 @@ type Write[T Object] struct {
 	contest *Contest
 }
 
-// Cluster is the cluster that the object came from.
 func (w *Write[T]) Cluster() string {
 	if w.Op == Delete {
 		return w.Have.GetLabels()[naming.LabelSourceCluster]
@@ -254,14 +253,12 @@ func (m *Machine[T]) believe(now time.Time, w *Write[T], object T) Step[T] {
 	return step
 }
 
-// wrote believes in a written object.
 func (m *Machine[T]) wrote(now time.Time, name string, object T) {
 	if m.belief.Wrote(now, name, object) {
 		delete(m.lost, name)
 	}
 }
 
-// deleted records that the object of a write no longer exists.
 func (m *Machine[T]) deleted(now time.Time, w *Write[T]) Step[T] {
 	m.mu.Lock()
 	m.belief.Deleted(now, w.Name, w.Object)
