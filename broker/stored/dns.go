@@ -45,7 +45,6 @@ const (
 	reloadDelay = 2 * time.Second
 )
 
-// DNS keeps the blocks current.
 type DNS struct {
 	maps            corev1client.ConfigMapInterface
 	marks           corev1client.ConfigMapInterface
@@ -73,7 +72,6 @@ func NewDNS(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *
 	return k
 }
 
-// Follow sets the remotes that are in effect.
 func (k *DNS) Follow(remotes []config.Remote) {
 	var named []coredns.Remote
 	for _, r := range remotes {
@@ -90,7 +88,6 @@ func (k *DNS) Follow(remotes []config.Remote) {
 	}
 }
 
-// Findings returns why the blocks are not current.
 func (k *DNS) Findings() []finding.Finding {
 	k.mu.Lock()
 	code := finding.CoreDNSNotCurrent

@@ -80,7 +80,6 @@ func NewDrains(kube kubernetes.Interface, namespace string, changed func(choice.
 
 func (d *Drains) key() string { return d.namespace + "/" + DrainsName }
 
-// Synced reports whether the drains are known.
 func (d *Drains) Synced() bool {
 	select {
 	case <-d.known:
@@ -300,25 +299,23 @@ func (d *Drains) write(ctx context.Context, what string, change func(data map[st
 		if there && !writes.Ours(have) {
 			return fmt.Errorf("%s: ConfigMap %s lacks the label %s: semaphore did not create it", what, d.key(), writes.Owned)
 		}
-		var data map[string]string
-		want, op, write := d.empty(), "create", func(cm *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-			return api.Create(ctx, cm, metav1.CreateOptions{})
-		}
+		want, op := d.empty(), "create"
 		if there {
-			data = have.Data
-			want, op, write = have.DeepCopy(), "update", func(cm *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-				return api.Update(ctx, cm, metav1.UpdateOptions{})
-			}
+			want, op = have.DeepCopy(), "update"
 		}
+		was := maps.Clone(want.Data)
 		if want.Data == nil {
 			want.Data = map[string]string{}
 		}
-		change(want.Data)
-		if maps.Equal(want.Data, data) {
+		if change(want.Data); maps.Equal(want.Data, was) {
 			return nil
 		}
-		out, err := write(want)
-		last = err
+		var out *corev1.ConfigMap
+		if there {
+			out, last = api.Update(ctx, want, metav1.UpdateOptions{})
+		} else {
+			out, last = api.Create(ctx, want, metav1.CreateOptions{})
+		}
 		if last == nil {
 			d.options.Metrics.Write(writes.Drains, op, "ok")
 			d.belief.Wrote(time.Now(), d.key(), out)
@@ -332,6 +329,7 @@ func (d *Drains) write(ctx context.Context, what string, change func(data map[st
 		}
 		d.options.Metrics.Write(writes.Drains, op, "conflict")
 		d.belief.Forget(d.key())
+		var err error
 		have, err = api.Get(ctx, DrainsName, metav1.GetOptions{})
 		if there = err == nil; err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: ConfigMap %s: %w", what, d.key(), errors.Join(last, err))
@@ -350,10 +348,8 @@ var drainsDesc = prometheus.NewDesc("semaphore_broker_drains",
 	"Drains by operators. A drain that cannot be read has the state unreadable.",
 	[]string{"state"}, nil)
 
-// Describe implements prometheus.Collector.
 func (d *Drains) Describe(ch chan<- *prometheus.Desc) { ch <- drainsDesc }
 
-// Collect implements prometheus.Collector.
 func (d *Drains) Collect(ch chan<- prometheus.Metric) {
 	d.mu.Lock()
 	held, unread := len(d.held.All()), len(d.unread)

@@ -52,7 +52,6 @@ const (
 	retryInterval = 2 * time.Second
 )
 
-// Name returns the name of a ConfigMap.
 func Name(shard int) string { return fmt.Sprintf("semaphore-peers-%d", shard) }
 
 // Peers is the source of the peers; see peering.State.
@@ -64,7 +63,6 @@ type Peers interface {
 	PeersOf(cluster string) []*semaphorev1.Peer
 }
 
-// PeerStore reads and writes the ConfigMaps.
 type PeerStore struct {
 	maps    [Shards]*leader.Kept
 	every   time.Duration
@@ -117,7 +115,6 @@ func (s *PeerStore) Reports() (lines []string) {
 	return lines
 }
 
-// shard returns the ConfigMap of a remote.
 func shard(cluster string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(cluster)) // never fails
