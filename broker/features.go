@@ -154,7 +154,7 @@ func (b *broker) buildServices(p *process) error {
 			}
 		})
 	}
-	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), b.options)
+	slices := apply.Slices(p.client, writes.EndpointSlice, cfg.MirrorNamespace, b.services.DesiredSlices(), b.options)
 	bound.Services, bound.Slices = services, slices
 	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
@@ -172,7 +172,7 @@ func (b *broker) buildServices(p *process) error {
 		local = nil // the own exporter reports the existing ones
 	}
 	if cfg.GlobalServices.OwnNames {
-		own := apply.OwnSlices(p.client, b.services.DesiredOwnSlices(), b.options)
+		own := apply.Slices(p.client, writes.OwnSlice, metav1.NamespaceAll, b.services.DesiredOwnSlices(), b.options)
 		bound.OwnSlices = own
 		b.loops = append(b.loops, loop{writer: own, kind: writes.OwnSlice, after: b.Drains})
 	}
@@ -202,7 +202,7 @@ func (b *broker) buildImports(p *process, bound *services.Loops) error {
 		func() []finding.Finding { return finding.Line(finding.ClusterPropertyWrong, "", b.mcs.AboutProblem()) })
 	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), b.options)
 	bound.Imports = imports
-	slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), b.options)
+	slices := apply.Slices(p.client, writes.ImportSlice, metav1.NamespaceAll, b.services.DesiredImportSlices(), b.options)
 	bound.ImportSlices = slices
 	namespaces := apply.NewNamespaces(p.client, b.services.KnowNamespaces, b.services.SetNamespace,
 		b.options.Informers())

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -219,7 +220,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
 	}
 	h.ofService = Services(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
-	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
+	h.ofSlice = Slices(h.admin, writes.EndpointSlice, "mirrors", desiredOf(h.slices), opts)
 	h.leftovers = migrate.NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice,
 		func(cluster string) bool {
 			h.mu.Lock()

@@ -44,7 +44,6 @@ type Calico struct {
 	problem *kube.Problem
 }
 
-// NewCalico returns a Calico that has sent no request yet.
 func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico {
 	return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter, problem: kube.NewProblem(log)}
 }
@@ -73,7 +72,7 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			c.log.Info("found Calico", "group", client.GroupVersion.String())
 			return client, nil
 		}
-		c.problem.Set("no policy sets and IPPools are written: " + err.Error())
+		c.problem.Set(err.Error())
 		wait := c.againAfter
 		if errors.Is(err, kube.ErrNoCalico) {
 			wait = c.again
@@ -101,12 +100,10 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 	defer c.mu.Unlock()
 	if c.client == client {
 		c.client = nil
-		c.problem.Set(fmt.Sprintf("policy sets and IPPools are no longer written: the cluster no longer serves %s",
-			client.GroupVersion))
+		c.problem.Set(fmt.Sprintf("the cluster no longer serves %s", client.GroupVersion))
 	}
 }
 
-// Sets writes GlobalNetworkSets.
 func Sets(
 	calico *Calico, adoption *migrate.Sets, desired writes.Desired[*calicov3.GlobalNetworkSet], options Options,
 ) *Objects[*calicov3.GlobalNetworkSet] {

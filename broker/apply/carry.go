@@ -107,7 +107,6 @@ func (o *Objects[T]) follow(name string, step writes.Step[T]) {
 	}
 }
 
-// report counts a finished write, and writes Events and records about it.
 func (o *Objects[T]) report(w *writes.Write[T], step writes.Step[T]) {
 	cluster, op := w.Cluster(), string(w.Op)
 	o.options.Metrics.Write(o.kind.Name, op, string(step.Result))
@@ -140,7 +139,6 @@ func (o *Objects[T]) report(w *writes.Write[T], step writes.Step[T]) {
 	o.options.Recorder.Record(record)
 }
 
-// reportRestored reports that the broker restored what another writer changed.
 func (o *Objects[T]) reportRestored(name string, step writes.Step[T]) {
 	if c := step.Restored; c != nil {
 		o.options.Metrics.restored.WithLabelValues(string(o.kind.Name)).Inc()

@@ -173,7 +173,7 @@ func TestInterference(t *testing.T) {
 		w.set(slice("insisted", "c2", "IPv4", "10.2.0.1"))
 		opts := opts
 		opts.Metrics = NewMetrics(prometheus.NewRegistry())
-		o := EndpointSlices(client, "mirrors", d, opts)
+		o := Slices(client, writes.EndpointSlice, "mirrors", d, opts)
 		defer testkit.Run(t, o.Run)()
 		eventually(t, "made", func() (bool, string) { return len(o.store.All()) == 1, "" })
 		has := func(object map[string]any, address string) bool {
@@ -247,7 +247,7 @@ func TestInterference(t *testing.T) {
 		one := slice("one", "c2", "IPv4", "10.2.0.1")
 		one.Annotations = map[string]string{naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: "one"}
 		w.set(one)
-		o := EndpointSlices(client, "mirrors", d, options(t))
+		o := Slices(client, writes.EndpointSlice, "mirrors", d, options(t))
 		stop := testkit.Run(t, o.Run)
 		eventually(t, "made", func() (bool, string) { return o.Wants("one") && len(o.Unwritten()) == 0, "" })
 		api := admin.DiscoveryV1().EndpointSlices("mirrors")
@@ -265,7 +265,7 @@ func TestInterference(t *testing.T) {
 		unlabel()
 		started := options(t)
 		started.Events = opts.Events
-		o = EndpointSlices(client, "mirrors", d, started)
+		o = Slices(client, writes.EndpointSlice, "mirrors", d, started)
 		testkit.Run(t, o.Run)
 		reports(t, o, "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 		event("NameTaken", "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
@@ -302,13 +302,13 @@ func TestLabelsThatSelectAreRestored(t *testing.T) {
 	t.Run("own slice", func(t *testing.T) {
 		selectedBy(t, cfg, endpointSlices, naming.LabelOwnName, sliceWith("own", naming.LabelOwnName),
 			func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
-				return OwnSlices(admin, d, options(t))
+				return Slices(admin, writes.OwnSlice, metav1.NamespaceAll, d, options(t))
 			})
 	})
 	t.Run("import slice", func(t *testing.T) {
 		selectedBy(t, cfg, endpointSlices, mcsv1beta1.LabelServiceName, sliceWith("import", mcsv1beta1.LabelServiceName),
 			func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
-				return ImportSlices(admin, d, options(t))
+				return Slices(admin, writes.ImportSlice, metav1.NamespaceAll, d, options(t))
 			})
 	})
 	t.Run("ServiceImport", func(t *testing.T) {

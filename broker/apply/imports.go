@@ -54,7 +54,6 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 // AboutProblem returns how the About API contradicts the cluster's name; empty if it does not.
 func (m *MCS) AboutProblem() string { return m.about.Text() }
 
-// NewMCS returns an MCS without a request.
 func NewMCS(client *mcs.Client, log *slog.Logger) *MCS {
 	return &MCS{client: client, problem: kube.NewProblem(log), about: kube.NewProblem(log), aboutEvery: time.Minute}
 }
@@ -79,7 +78,6 @@ func (m *MCS) connect(ctx context.Context) error {
 	}
 }
 
-// asked records the answer to a request.
 func (m *MCS) asked(err error) {
 	switch {
 	case err == nil:
@@ -179,7 +177,6 @@ func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (
 	return c.status(ctx, out, o)
 }
 
-// status writes the status of an object.
 func (c importClient) status(ctx context.Context, now,
 	want *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
 	next := now.DeepCopy()

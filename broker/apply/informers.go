@@ -22,7 +22,6 @@ import (
 // It owns informers and their stores. Inputs are a type's list and watch and a function that reduces its objects;
 // outputs are changes. It writes nothing.
 
-// InformerOptions are the options that all informers share.
 type InformerOptions struct {
 	// Errors counts failed lists and watches, by kind of object.
 	Errors *prometheus.CounterVec
@@ -158,10 +157,8 @@ type Store[T writes.Object] struct {
 	KeyOf func(name string) string
 }
 
-// Set replaces the store with that of another informer.
 func (i *Store[T]) Set(store cache.Indexer) { i.store.Store(&store) }
 
-// Get returns the object under a name.
 func (i *Store[T]) Get(name string) (object T, there bool) {
 	store := i.store.Load()
 	if store == nil {
@@ -176,7 +173,6 @@ func (i *Store[T]) Get(name string) (object T, there bool) {
 	return object, false
 }
 
-// All returns the objects.
 func (i *Store[T]) All() []T {
 	store := i.store.Load()
 	if store == nil {
@@ -195,7 +191,6 @@ func (i *Store[T]) In(index, value string) (found []T, ok bool) {
 	return onlyOf[T](objects), err == nil
 }
 
-// onlyOf returns the objects of a type, and leaves out others.
 func onlyOf[T any](objects []any) (all []T) {
 	for _, object := range objects {
 		if object, ok := object.(T); ok {
@@ -205,7 +200,6 @@ func onlyOf[T any](objects []any) (all []T) {
 	return all
 }
 
-// Keys returns the keys of the objects.
 func (i *Store[T]) Keys() []string {
 	if store := i.store.Load(); store != nil {
 		return (*store).ListKeys()

@@ -104,7 +104,7 @@ func TestForeignFinalizer(t *testing.T) {
 	})
 	t.Run("EndpointSlice", func(t *testing.T) {
 		keptBack(t, func(d writes.Desired[*discoveryv1.EndpointSlice]) *Objects[*discoveryv1.EndpointSlice] {
-			return EndpointSlices(client, "mirrors", d, options(t))
+			return Slices(client, writes.EndpointSlice, "mirrors", d, options(t))
 		}, func(addresses ...string) *discoveryv1.EndpointSlice {
 			return slice("c2-shop-73736d-web-c2-0", "c2", "IPv4", addresses...)
 		}, of("discovery.k8s.io", "v1", "endpointslices").Namespace("mirrors"), func(u *unstructured.Unstructured) string {

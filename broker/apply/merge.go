@@ -21,7 +21,6 @@ func mergeMeta(have, want *metav1.ObjectMeta) {
 	have.Annotations = merged(maps.Clone(have.Annotations), want.Annotations)
 }
 
-// merged returns a map with the entries of another added.
 func merged[V any](into, from map[string]V) map[string]V {
 	if into == nil {
 		into = map[string]V{}

@@ -52,7 +52,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// count registers how many objects of a kind are desired and how many exist.
 func (m *Metrics) count(kind writes.ObjectKind, desired, present func() int) {
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{

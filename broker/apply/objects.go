@@ -61,7 +61,6 @@ type kind[T writes.Object] struct {
 	unread *kube.Unread
 }
 
-// Options are the options that all loops share.
 type Options struct {
 	Metrics  *Metrics
 	Recorder *debug.Recorder
@@ -269,7 +268,6 @@ var clusterIndex = cache.Indexers{byCluster: func(object any) ([]string, error) 
 	return []string{labelled.GetLabels()[naming.LabelSourceCluster]}, nil
 }}
 
-// nameOf returns the name of an object in this loop.
 func (o *Objects[T]) nameOf(object metav1.Object) string {
 	if o.kind.everywhere {
 		return writes.KeyOf(object)

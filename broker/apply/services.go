@@ -249,35 +249,20 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 	}
 }
 
-// EndpointSlices writes the slices of the mirrors in namespace.
-func EndpointSlices(
-	kube kubernetes.Interface, namespace string, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
-) *Objects[*discoveryv1.EndpointSlice] {
-	return slicesIn(kube, namespace, writes.EndpointSlice, writes.Owned, desired, options)
-}
+// sliceSelectors are the selectors of the types of slices that the broker writes.
+var sliceSelectors = map[writes.ObjectKind]string{writes.EndpointSlice: writes.Owned,
+	writes.ImportSlice: writes.OwnedImportSlices, writes.OwnSlice: writes.OwnedOwnSlices}
 
-// ImportSlices writes the slices beside ServiceImports, in all namespaces. Their names are NAMESPACE/NAME.
-func ImportSlices(
-	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
-) *Objects[*discoveryv1.EndpointSlice] {
-	return slicesIn(kube, metav1.NamespaceAll, writes.ImportSlice, writes.OwnedImportSlices, desired, options)
-}
-
-// OwnSlices writes the slices under the own names of Services, in all namespaces. Their names are NAMESPACE/NAME.
-func OwnSlices(
-	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
-) *Objects[*discoveryv1.EndpointSlice] {
-	return slicesIn(kube, metav1.NamespaceAll, writes.OwnSlice, writes.OwnedOwnSlices, desired, options)
-}
-
-func slicesIn(
-	kube kubernetes.Interface, namespace string, name writes.ObjectKind, selector string,
+// Slices writes the EndpointSlices of a type: those of the mirrors in their namespace, or those beside ServiceImports or
+// under the own names of Services in all namespaces, whose names are NAMESPACE/NAME.
+func Slices(
+	kube kubernetes.Interface, name writes.ObjectKind, namespace string,
 	desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
 ) *Objects[*discoveryv1.EndpointSlice] {
 	client := native[*discoveryv1.EndpointSlice]{func(of string) typed[*discoveryv1.EndpointSlice] {
 		return kube.DiscoveryV1().EndpointSlices(cmp.Or(namespace, of))
 	}}
-	listWatch := ListWatch(kube.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: selector})
+	listWatch := ListWatch(kube.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: sliceSelectors[name]})
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		Kind:       sliceKind(name),
 		example:    &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
@@ -288,7 +273,6 @@ func slicesIn(
 	}, desired, options)
 }
 
-// sliceKind returns how slices are compared and merged.
 func sliceKind(name writes.ObjectKind) writes.Kind[*discoveryv1.EndpointSlice] {
 	return writes.Kind[*discoveryv1.EndpointSlice]{
 		Name:   name,

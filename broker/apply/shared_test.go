@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
@@ -115,7 +116,7 @@ func manySlices(t *testing.T, s *sharedCause, n int) many {
 	w, d := desired[*discoveryv1.EndpointSlice]()
 	opts := options(t)
 	opts.Workers = manyWorkers
-	o := EndpointSlices(kubernetes.NewForConfigOrDie(kube.Protobuf(s.cfg)), s.namespace, d, opts)
+	o := Slices(kubernetes.NewForConfigOrDie(kube.Protobuf(s.cfg)), writes.EndpointSlice, s.namespace, d, opts)
 	api := s.admin.DiscoveryV1().EndpointSlices(s.namespace)
 	version := 0
 	return many{

@@ -37,7 +37,7 @@ func TestStaleWriter(t *testing.T) {
 	})
 	t.Run("endpointslice", func(t *testing.T) {
 		w, d := desired[*discoveryv1.EndpointSlice]()
-		stale(t, EndpointSlices(admin, "mirrors", d, options(t)), w,
+		stale(t, Slices(admin, writes.EndpointSlice, "mirrors", d, options(t)), w,
 			slice("m", "c2", "IPv4", "10.2.0.1"), slice("m", "c2", "IPv4", "10.2.0.2"), slice("m", "c2", "IPv4", "10.2.0.3"))
 	})
 	t.Run("globalnetworkset", func(t *testing.T) {

@@ -23,7 +23,6 @@ type Watched[T writes.Object] struct {
 	synced atomic.Bool
 }
 
-// Run watches until ctx ends, and returns ctx's error.
 func (w *Watched[T]) Run(ctx context.Context) error {
 	var store Store[T]
 	return w.watch.Run(ctx, w.options, &store, func(ctx context.Context) error {

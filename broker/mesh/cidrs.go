@@ -137,7 +137,6 @@ func (c *cidrs) resolve(changed func(node string)) {
 	}
 }
 
-// overlapping calls do for each claim that overlaps a prefix.
 func (c *cidrs) overlapping(prefix netip.Prefix, do func(prefixClaim)) {
 	each := func(at netip.Prefix, all []claim) {
 		for _, is := range all {

@@ -48,7 +48,6 @@ type Plan struct {
 	problems  problem.Set
 }
 
-// ref is a node of a remote.
 type ref struct {
 	remote int
 	node   string
@@ -71,7 +70,6 @@ type remote struct {
 	deviceChanged bool
 }
 
-// New makes the plan of the configured remotes, without nodes.
 func New(remotes []config.Remote) *Plan {
 	p := &Plan{
 		ownNodes: newOwnNodes(),
@@ -220,7 +218,6 @@ func (p *Plan) record(who ref, now decision) {
 	p.problems.Replace(p.name(who), problems)
 }
 
-// Nodes returns how many nodes a remote exports.
 func (p *Plan) Nodes(cluster string) int {
 	if i := p.index(cluster); i >= 0 {
 		return len(p.remotes[i].nodes)
@@ -247,7 +244,6 @@ func (p *Plan) TakeChanges(cluster string) Changes {
 // Problems returns the problems of nodes that lost something to another node.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// Names returns the configured remotes.
 func (p *Plan) Names() (names []string) {
 	for _, r := range p.remotes {
 		if r.config != nil {

@@ -47,7 +47,6 @@ type Engine struct {
 	complete map[string]bool
 }
 
-// NewEngine makes an engine without nodes.
 func NewEngine(cfg *config.Broker, peers Peers, warn problem.Warn) *Engine {
 	return &Engine{peers: peers, warn: warn, queue: replica.NewQueue(split, kindNode), plan: New(cfg.Remotes),
 		complete: map[string]bool{}}
@@ -75,12 +74,10 @@ func (e *Engine) Queue() *replica.Queue { return e.queue }
 // Remind repeats the warnings about problems for which there was no room.
 func (e *Engine) Remind() { e.problems.Remind(e.warn) }
 
-// Run handles the queue until ctx ends, and returns ctx's error.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }
 
-// Take handles a part of a message's changes.
 func (e *Engine) Take(p replica.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -98,7 +95,6 @@ func (e *Engine) Take(p replica.Part) {
 	e.update(p.Cluster, observedAt)
 }
 
-// Nodes returns how many nodes a remote exports.
 func (e *Engine) Nodes(cluster string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,7 +119,6 @@ func (e *Engine) LocalCalls(name string, calls []string) {
 	}
 }
 
-// LocalNodesKnown says that all own nodes have been set.
 func (e *Engine) LocalNodesKnown() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -72,7 +72,6 @@ func (g *gate[K]) next() *item[K] {
 	return it
 }
 
-// close removes a gate without keys.
 func (g *gate[K]) close(l *Loop[K]) {
 	if g.waiting.n == 0 && g.out == 0 {
 		delete(l.gates, g.cause.Name)

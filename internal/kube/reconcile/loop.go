@@ -46,7 +46,6 @@ const logBurst, logRate = 20, 1
 // shared cause has ended.
 var ErrIdle = errors.New("nothing to do")
 
-// Cause is why a key failed.
 type Cause struct {
 	Name string
 	// Shared is true if other keys fail for the same cause, so that one key probes for all.
@@ -55,7 +54,6 @@ type Cause struct {
 	All bool
 }
 
-// Reason is why a key waits before it is tried again.
 type Reason string
 
 // Failed is the Reason of a key whose last attempt failed.
@@ -117,7 +115,6 @@ type failure struct {
 	wait  time.Duration
 }
 
-// Problem is a key that fails and is retried.
 type Problem struct {
 	Key string
 	Err error
@@ -374,7 +371,6 @@ func (l *Loop[K]) one(ctx context.Context, it *item[K]) {
 	l.drop(name, o)
 }
 
-// because records why a key waits.
 func (l *Loop[K]) because(it *item[K], why Reason) {
 	if it.why == "" {
 		it.since = time.Now()
@@ -499,7 +495,6 @@ func (l *Loop[K]) Warn(key K, message string, args ...any) {
 	l.log(l.ownerOf(key), slog.LevelWarn, message, args...)
 }
 
-// Problems returns the failing keys, sorted by name.
 func (l *Loop[K]) Problems() []Problem {
 	l.mu.Lock()
 	defer l.mu.Unlock()

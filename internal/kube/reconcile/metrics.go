@@ -47,7 +47,6 @@ func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// measure sets the gauges of a loop until ctx ends.
 func (l *Loop[K]) measure(ctx context.Context) {
 	m := l.options.Metrics
 	for _, series := range []prometheus.ObserverVec{m.latency, m.work} {
