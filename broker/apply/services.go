@@ -253,8 +253,8 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 var sliceSelectors = map[writes.ObjectKind]string{writes.EndpointSlice: writes.Owned,
 	writes.ImportSlice: writes.OwnedImportSlices, writes.OwnSlice: writes.OwnedOwnSlices}
 
-// Slices writes the EndpointSlices of a type: those of the mirrors in their namespace, or those beside ServiceImports or
-// under the own names of Services in all namespaces, whose names are NAMESPACE/NAME.
+// Slices writes the EndpointSlices of a type: those of the mirrors in their namespace, or those beside ServiceImports
+// or under the own names of Services in all namespaces, whose names are NAMESPACE/NAME.
 func Slices(
 	kube kubernetes.Interface, name writes.ObjectKind, namespace string,
 	desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
@@ -262,7 +262,8 @@ func Slices(
 	client := native[*discoveryv1.EndpointSlice]{func(of string) typed[*discoveryv1.EndpointSlice] {
 		return kube.DiscoveryV1().EndpointSlices(cmp.Or(namespace, of))
 	}}
-	listWatch := ListWatch(kube.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: sliceSelectors[name]})
+	selected := metav1.ListOptions{LabelSelector: sliceSelectors[name]}
+	listWatch := ListWatch(kube.DiscoveryV1().EndpointSlices(namespace), selected)
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		Kind:       sliceKind(name),
 		example:    &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},

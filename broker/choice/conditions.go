@@ -43,8 +43,8 @@ func UnusedIn(o *discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// AsExported returns an endpoint of an existing slice as its cluster exports it, from which ExportedConditions makes the
-// existing conditions again. unused is the result of UnusedIn.
+// AsExported returns an endpoint of an existing slice as its cluster exports it: ExportedConditions makes the existing
+// conditions of it again. unused is the result of UnusedIn.
 func AsExported(e *discoveryv1.Endpoint, unused map[string]bool) *semaphorev1.Endpoint {
 	return &semaphorev1.Endpoint{Addresses: e.Addresses, Hostname: ptr.Deref(e.Hostname, ""),
 		Ready:       ptr.To(ptr.Deref(e.Conditions.Ready, true) || unused[e.Addresses[0]]),

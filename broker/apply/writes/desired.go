@@ -95,8 +95,8 @@ type Pointer[O any] interface {
 }
 
 // Decide returns the three-valued answer for one name, from the desired object, if any, and the cluster that the
-// existing object came from. An object that is wanted and nil is not known yet. mayGo reports whether an object of a cluster may be deleted when it is not desired; Decide
-// calls it only if that matters.
+// existing object came from. An object that is wanted and nil is not known yet. mayGo reports whether an object of a
+// cluster may be deleted when it is not desired; Decide calls it only if that matters.
 func Decide[T Pointer[O], O any](want T, wanted bool, owner string, mayGo func(owner string) bool) Answer[T] {
 	switch {
 	case wanted && want == nil:
