@@ -160,25 +160,20 @@ func (c importClient) Get(ctx context.Context, like *mcsv1beta1.ServiceImport) (
 }
 
 func (c importClient) Create(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
-	out, err := c.api.Create(ctx, o)
-	if err != nil {
-		return c.wrap(out, err)
-	}
-	c.lacks.spec(&o.Spec, &out.Spec)
-	return c.status(ctx, out, o)
+	return c.write(ctx, o, c.api.Create)
 }
 
 func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
-	out, err := c.api.Update(ctx, o)
-	if err != nil {
-		return c.wrap(out, err)
-	}
-	c.lacks.spec(&o.Spec, &out.Spec)
-	return c.status(ctx, out, o)
+	return c.write(ctx, o, c.api.Update)
 }
 
-func (c importClient) status(ctx context.Context, now,
-	want *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
+func (c importClient) write(ctx context.Context, want *mcsv1beta1.ServiceImport, send func(context.Context,
+	*mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error)) (*mcsv1beta1.ServiceImport, error) {
+	now, err := send(ctx, want)
+	if err != nil {
+		return c.wrap(now, err)
+	}
+	c.lacks.spec(&want.Spec, &now.Spec)
 	next := now.DeepCopy()
 	next.Status = *want.Status.DeepCopy()
 	for i := range next.Status.Conditions {
