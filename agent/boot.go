@@ -10,34 +10,25 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
-	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/stream"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-type BootGuard struct {
-	// StateFile is the state file of the agent that ran before the boot.
-	StateFile string
-	// Inbound is guardInbound of the agent's configuration, and Table its routing table.
-	Inbound bool
-	Table   kernel.RoutingTable
-}
-
 // GuardAtBoot sets the guard that the node's agent had before the node booted, and prints it. It covers the time from
-// the boot until the agent's pod runs, and needs neither a configuration nor a broker. On a node that never had an
-// agent it does nothing. It fails if the state file cannot be used, or the kernel refuses a rule; the settings that can
-// be set are set.
-func GuardAtBoot(out io.Writer, options BootGuard) error {
-	c, unread := stream.LoadState(options.StateFile, "")
+// the boot until the agent's pod runs, and needs no broker, and of the configuration only the state file, the routing
+// table and guardInbound. On a node that never had an agent it does nothing. It fails if the state file cannot be used,
+// or the kernel refuses a rule; the settings that can be set are set.
+func GuardAtBoot(out io.Writer, cfg *config.Agent) error {
+	c, unread := stream.LoadState(cfg.StateFile, "")
 	if errors.Is(unread, fs.ErrNotExist) {
-		fmt.Fprintf(out, "no state of an agent in %s: nothing to guard\n", options.StateFile)
+		fmt.Fprintf(out, "no state of an agent in %s: nothing to guard\n", cfg.StateFile)
 		return nil
 	}
 	if c == nil {
 		return unread
 	}
-	return errors.Join(unread, guardEarlier(out, guard.New(options.Inbound, options.Table), c))
+	return errors.Join(unread, guardEarlier(out, guard.New(cfg.GuardInbound, tableOf(cfg)), c))
 }
 
 // guardEarlier sets the guard that an earlier agent had before the node booted, prints it, and returns an error for

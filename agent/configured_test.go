@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kube-semaphore/semaphore/agent/kernel"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 	"github.com/kube-semaphore/semaphore/test/testbed/capture"
@@ -165,7 +164,7 @@ func TestGuardAtBoot(t *testing.T) {
 		b.guard = guarding("c2", "c3")
 		r, from := leaky(t)
 		var out bytes.Buffer
-		must(t, GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: kernel.DefaultRoutingTable()}))
+		must(t, GuardAtBoot(&out, cfg))
 		if !strings.Contains(out.String(), "no state") {
 			t.Errorf("without a file it says %q", out.String())
 		}
@@ -179,7 +178,7 @@ func TestGuardAtBoot(t *testing.T) {
 		eventually(t, "after a boot all packets are seen in the clear, or what follows proves nothing",
 			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		out.Reset()
-		must(t, GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: kernel.DefaultRoutingTable()}))
+		must(t, GuardAtBoot(&out, cfg))
 		for _, line := range []string{"c2: 10.2.0.0/16", "c3: 10.3.0.0/16"} {
 			if !strings.Contains(out.String(), line) {
 				t.Errorf("it says %q", out.String())
@@ -195,9 +194,7 @@ func TestGuardAtBoot(t *testing.T) {
 
 		// A damaged file is an error: the unit fails with a message.
 		must(t, os.WriteFile(cfg.StateFile, []byte("damaged"), 0o600))
-		if err := GuardAtBoot(&out,
-			BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: kernel.DefaultRoutingTable()}); err == nil ||
-			!strings.Contains(err.Error(), cfg.StateFile) {
+		if err := GuardAtBoot(&out, cfg); err == nil || !strings.Contains(err.Error(), cfg.StateFile) {
 			t.Errorf("a damaged file: %v", err)
 		}
 	})

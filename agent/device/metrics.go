@@ -60,7 +60,8 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) all() []prometheus.Collector {
+func (r *Reconciler) Collectors() []prometheus.Collector {
+	m := r.metrics
 	return []prometheus.Collector{
 		m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.lookSeconds, m.propagation,
 		m.refused, m.conflicts, m.unrouted,

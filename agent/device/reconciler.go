@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
 
@@ -105,8 +104,6 @@ type device struct {
 func New(cfg *config.Agent, k Kernel, parts Parts) *Reconciler {
 	return &Reconciler{Parts: parts, cfg: cfg, kernel: k, metrics: newMetrics(), devices: map[string]*device{}}
 }
-
-func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
 
 func (r *Reconciler) device(cluster string) *device {
 	d := r.devices[cluster]

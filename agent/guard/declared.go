@@ -39,7 +39,6 @@ func (m *Monitor) LoadSubnets(before string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.declare(s)
-	m.publish()
 }
 
 func (m *Monitor) readSubnets(before *bounds.Subnets) *bounds.Subnets {
@@ -59,28 +58,25 @@ func (m *Monitor) Declared() string {
 // ReloadSubnets reads the subnets file again, if there is one, and reports whether it changed. An element that cannot
 // be used changes nothing.
 func (m *Monitor) ReloadSubnets() bool {
-	if !m.declares() {
-		return false
-	}
 	m.mu.Lock()
 	before := m.declared // only this goroutine sets it
 	m.mu.Unlock()
+	if before == nil {
+		return false
+	}
 	s := m.readSubnets(before)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	had := *before
 	had.Problems = s.Problems
-	if same := reflect.DeepEqual(s, &had); same {
+	if reflect.DeepEqual(s, &had) {
 		m.declared = s
-		if !slices.Equal(s.Problems, before.Problems) {
-			m.publish()
-		}
+		m.publish()
 		return false
 	}
 	m.events.Emit(events.Event{Cluster: m.cfg.Cluster, Object: "subnets file", Action: "apply"}.
 		Info("subnets file has changed", "file", m.cfg.SubnetsFile, "remotes", slices.Sorted(maps.Keys(s.Remotes))))
 	m.declare(s)
-	m.publish()
 	return true
 }
 
@@ -96,7 +92,7 @@ func (m *Monitor) declare(s *bounds.Subnets) {
 		}
 	}
 	m.node.Guarded = false
-	m.board.PutNode(m.node)
+	m.publish()
 	m.work.Remotes = true
 }
 

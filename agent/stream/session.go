@@ -96,10 +96,10 @@ func (s *Session) Begin(report *semaphorev1.AgentReport) []*semaphorev1.AttachRe
 // now. It fails for one that breaks the protocol, which ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.heard = time.Now()
 	dirty, err := s.state.Receive(m)
 	if err != nil {
-		s.mu.Unlock()
 		return false, err
 	}
 	if attached := m.GetAttached(); attached != nil {
@@ -108,7 +108,6 @@ func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err erro
 	s.observed.changes(m.GetChanges().GetChanges(), dirty)
 	s.changed.Add(dirty)
 	s.record(m) // with the lock, so that a message is recorded before it is applied
-	s.mu.Unlock()
 	return !dirty.Empty() || m.GetSynced() != nil, nil
 }
 

@@ -67,19 +67,19 @@ func cleanupCommand() *cobra.Command {
 
 // guardCommand installs the guard between a node's boot and its agent's start; see deploy/boot-guard.
 func guardCommand() *cobra.Command {
-	var options agent.BootGuard
+	var cfg config.Agent
 	cmd := &cobra.Command{
 		Use: "guard",
 		Short: "guard what this node's agent guarded before the node booted: keep packets to and from remote pods from " +
 			"passing in the clear",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return agent.GuardAtBoot(cmd.OutOrStdout(), options) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return agent.GuardAtBoot(cmd.OutOrStdout(), &cfg) },
 	}
-	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state",
+	cmd.Flags().StringVar(&cfg.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state",
 		"stateFile of the agent")
-	cmd.Flags().BoolVar(&options.Inbound, "inbound", true, "guardInbound of the agent")
-	cmd.Flags().IntVar(&options.Table.ID, "routing-table", kernel.DefaultTableID, "routing.table of the agent")
-	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", kernel.DefaultRulePriority,
+	cmd.Flags().BoolVar(&cfg.GuardInbound, "inbound", true, "guardInbound of the agent")
+	cmd.Flags().IntVar(&cfg.Routing.Table, "routing-table", kernel.DefaultTableID, "routing.table of the agent")
+	cmd.Flags().IntVar(&cfg.Routing.RulePriority, "rule-priority", kernel.DefaultRulePriority,
 		"routing.rulePriority of the agent")
 	return cmd
 }
