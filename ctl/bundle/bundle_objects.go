@@ -27,8 +27,7 @@ type bundledObjects struct {
 	selector  string
 	// named means that users chose the names of the objects, which --hash-names hides.
 	named bool
-	// keep is nil for all objects.
-	keep func(*unstructured.Unstructured) bool
+	keep  func(*unstructured.Unstructured) bool
 }
 
 const partsNamespace = "the parts'"

@@ -11,9 +11,7 @@ import (
 
 // Calico describes how a cluster's Calico treats the pod subnets of remotes.
 type Calico struct {
-	// Err is why it is unknown.
-	Err error
-	// Remotes have their names and pod subnets.
+	Err     error
 	Remotes []preflight.Remote
 	Pools   []fleet.Pool
 	// PoolResource is kubectl's name of the pools.

@@ -77,7 +77,6 @@ type Facts struct {
 	RemotesErr error
 }
 
-// listener adds one to connect to.
 func (f *Facts) listener(address string, expect spiffeid.ID) {
 	f.Dialled = append(f.Dialled, Dialled{Address: address, Expect: expect})
 }

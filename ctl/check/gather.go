@@ -85,7 +85,6 @@ func ParseBundle(cluster, from string, text []byte) Bundle {
 	return b
 }
 
-// ofAgent adds an agent's broker and its roots.
 func (f *Facts) ofAgent(ctx context.Context, c *config.Agent) {
 	if c.Broker.WorkloadAPI == "" {
 		f.Roots = append(f.Roots, ReadBundle(c.Cluster, c.Broker.BundleFile))

@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// dnsFlags are the flags for CoreDNS's configuration.
 type dnsFlags struct {
 	configMap, clusterDomain string
 }

@@ -177,7 +177,6 @@ func days(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
 }
 
-// judgeOwn judges the certificate that a part shows to others.
 func judgeOwn(own Own, bundles map[string]Bundle, now time.Time) []show.Finding {
 	bad := func(code finding.Code, subject, fix, format string, args ...any) show.Finding {
 		return show.Found(code, "here", subject, fix, format, args...)

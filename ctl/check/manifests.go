@@ -23,7 +23,6 @@ import (
 // configMaps are the names of those with a part's configuration; kustomize may add a hash, and an overlay a prefix.
 var configMaps = regexp.MustCompile(`(?:^|-)semaphore-(exporter|broker|agent)(?:-[0-9a-z]{10})?$`)
 
-// readManifests validates the configuration of the parts in manifests.
 func (c *checker) readManifests() ([]Config, error) {
 	var all []Config
 	for _, file := range c.manifests {

@@ -9,7 +9,6 @@ import (
 
 // Policies describes how Calico's policies select sets of remotes.
 type Policies struct {
-	// Err is why it is unknown.
 	Err error
 	// Total is the number of policies, Open are the rules that admit a set of any remote, a sentence each.
 	Total int

@@ -23,7 +23,6 @@ type RemoteKey struct {
 	Have, Want string
 }
 
-// judgePolicyKeys judges the keys of the ConfigMap semaphore-subnets.
 func judgePolicyKeys(k PolicyKeys) []show.Finding {
 	const subject = "ConfigMap semaphore-subnets"
 	f := show.Found(finding.PolicyKeysAgree, "", subject, "", "admission policies know the subnets of the broker's file")

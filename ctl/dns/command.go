@@ -20,7 +20,6 @@ import (
 // NoCorefile is the value of --coredns that turns the check off.
 const NoCorefile = "none"
 
-// DefaultClusterDomain is the domain of the own cluster's services.
 const DefaultClusterDomain = "cluster.local"
 
 type corednsFlags struct {

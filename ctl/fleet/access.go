@@ -22,14 +22,12 @@ const DefaultNamespace = "semaphore"
 type Access struct {
 	// Contexts of the kubeconfig; none for its current one.
 	Contexts []string
-	// All is set for all contexts of the kubeconfig.
-	All bool
+	All      bool
 	// Kubeconfig is a file; empty for those that kubectl takes.
 	Kubeconfig string
 	Namespace  string
 }
 
-// Flags adds --context, --all-contexts, --kubeconfig and -n.
 func (a *Access) Flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&a.Contexts, "context", nil,
 		"context of the kubeconfig; for several clusters C1,C2, or repeated (default: the current one)")

@@ -12,7 +12,6 @@ import (
 // AnswerWithin bounds the time in which an apiserver begins its answer to a read.
 const AnswerWithin = 15 * time.Second
 
-// SilentError says that an apiserver did not answer.
 type SilentError struct{ After time.Duration }
 
 func (e *SilentError) Error() string {

@@ -46,7 +46,6 @@ func fromBrokers(ctx context.Context, t *Target,
 	return once(found)
 }
 
-// CompleteStatus completes names from the status of the leading broker.
 func CompleteStatus(t *Target, of func(*semaphorev1.GetStatusResponse) []string) show.Names {
 	return func(ctx context.Context, _ string) []string {
 		return fromBrokers(ctx, t, func(_ context.Context, _ *Part, s *semaphorev1.GetStatusResponse) []string {

@@ -8,16 +8,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/klog/v2"
@@ -36,39 +33,30 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-func (c *Cluster) ofPod(pod *Pod, subresource string) (*rest.Request, error) {
-	cfg := rest.CopyConfig(c.Config)
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	cfg.GroupVersion, cfg.NegotiatedSerializer = &schema.GroupVersion{},
-		serializer.NewCodecFactory(scheme).WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(cfg)
+func (c *Cluster) ofPod(pod *Pod, subresource string, query url.Values) (*url.URL, error) {
+	base, _, err := rest.DefaultServerUrlFor(c.Config)
 	if err != nil {
 		return nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
-	return client.Get().AbsPath("/api/v1/namespaces", pod.Namespace, "pods", pod.Name, subresource), nil
+	of := base.JoinPath("api/v1/namespaces", pod.Namespace, "pods", pod.Name, subresource)
+	of.RawQuery = query.Encode()
+	return of, nil
 }
 
 // Exec runs a command in a container, as kubectl exec does: over a WebSocket, or over SPDY if the apiserver or a proxy
 // before it has no WebSockets. It fails if it cannot start, and for an exit code other than 0 with an error that has
 // the method ExitStatus.
 func (c *Cluster) Exec(ctx context.Context, pod *Pod, s Streams, command ...string) error {
-	request, err := c.ofPod(pod, "exec")
+	of, err := c.ofPod(pod, "exec", url.Values{"container": {pod.Container}, "command": command,
+		"stdin": {fmt.Sprint(s.In != nil)}, "stdout": {fmt.Sprint(s.Out != nil)}, "stderr": {fmt.Sprint(s.Err != nil)}})
 	if err != nil {
 		return err
 	}
-	request.Param("container", pod.Container)
-	for _, arg := range command {
-		request.Param("command", arg)
-	}
-	for stream, wanted := range map[string]bool{"stdin": s.In != nil, "stdout": s.Out != nil, "stderr": s.Err != nil} {
-		request.Param(stream, fmt.Sprint(wanted))
-	}
-	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
+	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", of.String())
 	if err != nil {
 		return err
 	}
-	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
+	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", of)
 	if err != nil {
 		return err
 	}

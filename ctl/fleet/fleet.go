@@ -61,7 +61,6 @@ type Target struct {
 	Address, Part, Cluster, TLSDir string
 }
 
-// Flags adds the flags of a command that asks parts.
 func (t *Target) Flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringArrayVar(&t.Sockets, "socket", nil,
@@ -198,7 +197,7 @@ func (t *Target) wanted() ([]wantedPart, error) {
 	var out []wantedPart
 	others := len(t.Nodes) == 0 || t.AgentsToo
 	for _, part := range t.Parts {
-		if part != Agent && others && (t.Part == "" || t.Part == part) || part == t.Part && part != Agent {
+		if part != Agent && (part == t.Part || others && t.Part == "") {
 			out = append(out, wantedPart{part: part})
 		}
 	}

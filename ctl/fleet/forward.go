@@ -17,11 +17,10 @@ import (
 // or the connection through the apiserver ends before.
 func (c *Cluster) Forward(ctx context.Context, pod *Pod, port uint16, problems io.Writer,
 	ready func(local uint16) error) error {
-	request, err := c.ofPod(pod, "portforward")
+	url, err := c.ofPod(pod, "portforward", nil)
 	if err != nil {
 		return err
 	}
-	url := request.URL()
 	transport, upgrader, err := spdy.RoundTripperFor(c.Config)
 	if err != nil {
 		return err

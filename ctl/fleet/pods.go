@@ -32,7 +32,6 @@ type Pod struct {
 	Image, Config string
 }
 
-// IsReady reports whether a pod has the condition Ready.
 func IsReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

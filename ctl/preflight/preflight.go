@@ -44,7 +44,6 @@ func Prefixes[T ~string](texts []T) (out []netip.Prefix, err error) {
 	return out, err
 }
 
-// Node is a node of a cluster, as its object describes it.
 type Node struct {
 	Name        string         `json:"name"`
 	InternalIPs []netip.Addr   `json:"internalIPs"`
@@ -109,7 +108,6 @@ type Unread struct {
 	Why  string
 }
 
-// MarshalText returns why.
 func (u Unread) MarshalText() ([]byte, error) { return []byte(u.Why), nil }
 
 type Cluster struct {
@@ -174,7 +172,6 @@ func (c *Cluster) AllowedIPs() string {
 // clocks may differ by this: certificates are valid from five minutes before they are issued.
 const clocks = 2 * time.Minute
 
-// Judge returns the faults of each cluster, and of each pair.
 func Judge(clusters []*Cluster) []show.Finding {
 	var all []show.Finding
 	for _, c := range clusters {
@@ -238,7 +235,6 @@ func (c *judged) apiserver() {
 	}
 }
 
-// NotRead returns the facts of a cluster that are not known.
 func NotRead(c *Cluster) (all []show.Finding) {
 	for _, u := range c.Unread {
 		all = append(all, show.Found(finding.NotRead, c.Context, c.Context+": unread objects",

@@ -37,9 +37,8 @@ type verified struct {
 	// exporterConfig and brokerConfig are the fields of the parts' configuration that verify reads.
 	exporterConfig, brokerConfig fleet.PartConfig
 	// calico is empty if the cluster has none.
-	calico   schema.GroupVersion
-	corefile string
-	// noCorefile is why the Corefile is unknown.
+	calico     schema.GroupVersion
+	corefile   string
 	noCorefile error
 	pods       map[string]Pod
 }
@@ -184,7 +183,6 @@ func (c *verified) probe(ctx context.Context, namespace, pod string, within time
 	return nil
 }
 
-// device returns the status of an agent's device for a cluster.
 func (c *verified) device(ctx context.Context, node, of string) (*semaphorev1.DeviceStatus, error) {
 	s, err := c.Status(ctx, fleet.Agent, node, 10*time.Second)
 	if err != nil {

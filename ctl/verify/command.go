@@ -20,7 +20,6 @@ type Traffic struct {
 	Image string
 	// Clean is set to only remove the objects of a call that was killed.
 	Clean bool
-	// Bench is set to measure bandwidth, latency and requests, too.
 	Bench bool
 	// Timeout bounds the wait for the pods, and for each check to pass.
 	Timeout time.Duration
@@ -53,7 +52,6 @@ func (t Traffic) Run(cmd *cobra.Command, access *fleet.Access) error {
 	return nil
 }
 
-// progress prints the current step to standard error.
 type progress struct {
 	mu    sync.Mutex
 	w     io.Writer

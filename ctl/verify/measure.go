@@ -39,10 +39,9 @@ type Measured struct {
 	BytesPerSecond    float64 `json:"bytesPerSecond,omitempty"`
 	RequestsPerSecond float64 `json:"requestsPerSecond,omitempty"`
 	// P50 and P99 are the median and the 99th percentile of the time there and back, in seconds.
-	P50 float64 `json:"p50,omitempty"`
-	P99 float64 `json:"p99,omitempty"`
-	// Error is why there is no result.
-	Error string `json:"error,omitempty"`
+	P50   float64 `json:"p50,omitempty"`
+	P99   float64 `json:"p99,omitempty"`
+	Error string  `json:"error,omitempty"`
 }
 
 func Measure(ctx context.Context, path Path, m Measurement) Measured {
@@ -86,7 +85,6 @@ var measurements = []Measurement{
 	{Name: Requests, Streams: 16, While: measureFor},
 }
 
-// measureFor is how long each measurement takes.
 const measureFor = 2 * time.Second
 
 // measure measures each way whose pods reach each other, and in each cluster the path between its own pods, which no

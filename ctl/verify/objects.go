@@ -21,9 +21,8 @@ const (
 	labelVerify = "semaphore.uw.io/verify"
 	// The pods. client is in a set of its name, stranger in none.
 	verifyClient, verifyStranger, verifyServer = "client", "stranger", "server"
-	// verifyContainer is the one of each.
-	verifyContainer = "verify"
-	verifyPolicy    = "verify"
+	verifyContainer                            = "verify"
+	verifyPolicy                               = "verify"
 	// verifyService is offered as a mirror; global services have the number of their cluster.
 	verifyService = "server"
 )
@@ -54,10 +53,6 @@ func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod
 			labels[domain+"/name"] = verifyClient
 		}
 	}
-	field := func(env, path string) corev1.EnvVar {
-		return corev1.EnvVar{Name: env, ValueFrom: &corev1.EnvVarSource{
-			FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
-	}
 	return &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
@@ -76,7 +71,8 @@ func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod
 			Containers: []corev1.Container{{
 				Name: verifyContainer, Image: image, Command: []string{"semaphorectl", "probe", "serve"},
 				Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: Port}},
-				Env:   []corev1.EnvVar{field("POD_NAME", "metadata.name"), field("NODE_NAME", "spec.nodeName")},
+				Env: []corev1.EnvVar{{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{
+					FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}},
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")}},
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false),

@@ -18,10 +18,8 @@ import (
 
 const Port = 8080
 
-// maxBytes is the largest request, and the largest answer.
 const maxBytes = 16 << 20
 
-// pause is the time between two attempts.
 const pause = 200 * time.Millisecond
 
 // wire is the server's answer: its name, and as many bytes as requested.
@@ -30,11 +28,11 @@ type wire struct {
 	Padding string `json:"padding,omitempty"`
 }
 
-// Serve answers requests on a listener until ctx ends. pod and node are its own. It fails if the listener does before.
-func Serve(ctx context.Context, listener net.Listener, pod, node string) error {
+// Serve answers requests on a listener until ctx ends. pod is its own. It fails if the listener does before.
+func Serve(ctx context.Context, listener net.Listener, pod string) error {
 	server := &http.Server{
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, r, pod, node) }),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, r, pod) }),
 	}
 	defer context.AfterFunc(ctx, func() { server.Close() })() // who asks now asks again
 	if err := server.Serve(listener); ctx.Err() == nil {
@@ -43,7 +41,7 @@ func Serve(ctx context.Context, listener net.Listener, pod, node string) error {
 	return nil
 }
 
-func answer(w http.ResponseWriter, r *http.Request, pod, node string) {
+func answer(w http.ResponseWriter, r *http.Request, pod string) {
 	n, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBytes))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -56,7 +54,7 @@ func answer(w http.ResponseWriter, r *http.Request, pod, node string) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(wire{ // who has left needs no answer
-		Answer:  Answer{Pod: pod, Node: node, Client: r.RemoteAddr, Received: int(n)},
+		Answer:  Answer{Pod: pod, Client: r.RemoteAddr, Received: int(n)},
 		Padding: strings.Repeat("x", bytes),
 	})
 }
@@ -83,12 +81,9 @@ func ask(ctx context.Context, q Question) (o Outcome) {
 	var conn net.Conn
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			if err == nil {
-				conn, o.Remote = c, c.RemoteAddr().String()
-			}
-			return c, err
+		DialContext: func(ctx context.Context, network, address string) (_ net.Conn, err error) {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			return conn, err
 		},
 	}
 	defer transport.CloseIdleConnections()

@@ -30,7 +30,7 @@ func Probe() *cobra.Command {
 				listeners = append(listeners, listener)
 			}
 			g, ctx := errgroup.WithContext(cmd.Context())
-			g.Go(func() error { return Serve(ctx, listeners[0], os.Getenv("POD_NAME"), os.Getenv("NODE_NAME")) })
+			g.Go(func() error { return Serve(ctx, listeners[0], os.Getenv("POD_NAME")) })
 			g.Go(func() error { return ServeLoad(ctx, listeners[1]) })
 			return g.Wait()
 		},

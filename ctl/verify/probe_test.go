@@ -16,7 +16,7 @@ func TestAsk(t *testing.T) {
 	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- Serve(ctx, listener, "server", "n7") }()
+	go func() { served <- Serve(ctx, listener, "server") }()
 	url := "http://" + listener.Addr().String() + "/"
 	ask := func(q Question) Outcome {
 		if q.Attempt == 0 {
@@ -26,8 +26,8 @@ func TestAsk(t *testing.T) {
 	}
 	for _, bytes := range []int{0, 1 << 20, maxBytes} {
 		o := ask(Question{URL: url, Bytes: bytes})
-		if !o.Answered || o.Answer.Pod != "server" || o.Answer.Node != "n7" || o.Answer.Received != bytes ||
-			!strings.HasPrefix(o.Answer.Client, "127.0.0.1:") || o.Remote != listener.Addr().String() {
+		if !o.Answered || o.Answer.Pod != "server" || o.Answer.Received != bytes ||
+			!strings.HasPrefix(o.Answer.Client, "127.0.0.1:") {
 			t.Errorf("%d bytes: %+v", bytes, o)
 		}
 		if runtime.GOOS == "linux" && o.PathMTU < 1280 {
@@ -78,7 +78,7 @@ func TestAsk(t *testing.T) {
 			served <- err
 			return
 		}
-		served <- Serve(t.Context(), again, "server", "n7")
+		served <- Serve(t.Context(), again, "server")
 	}()
 	if o := ask(Question{URL: url, Within: time.Minute}); !o.Answered || time.Since(began) < 500*time.Millisecond {
 		t.Errorf("it was away for half a second: %+v", o)

@@ -54,8 +54,7 @@ type Check struct {
 	// Seconds is the time from the first packet until the result.
 	Seconds float64 `json:"seconds"`
 	// Detail is the observation, or why there is none.
-	Detail string `json:"detail"`
-	// Measured is set for a measurement.
+	Detail   string     `json:"detail"`
 	Measured []Measured `json:"measured,omitempty"`
 	// Code and Fix are set for a failure.
 	Code finding.Code `json:"code,omitempty"`
@@ -91,13 +90,11 @@ type Question struct {
 	Bytes int
 	// Attempt is the timeout of one request. Within is how long the pod retries until it observes the expected outcome.
 	Attempt, Within time.Duration
-	// Refused is true if no answer is expected.
-	Refused bool
+	Refused         bool
 }
 
 type Answer struct {
-	Pod  string `json:"pod"`
-	Node string `json:"node"`
+	Pod string `json:"pod"`
 	// Client is the request's source address and port, as the answering pod sees it.
 	Client   string `json:"client"`
 	Received int    `json:"received"`
@@ -118,10 +115,8 @@ const (
 type Outcome struct {
 	Answered bool   `json:"answered"`
 	Answer   Answer `json:"answer"`
-	// Remote is the address of the connection, also if the URL has a name.
-	Remote string `json:"remote,omitempty"`
-	Reason Reason `json:"reason,omitempty"`
-	Error  string `json:"error,omitempty"`
+	Reason   Reason `json:"reason,omitempty"`
+	Error    string `json:"error,omitempty"`
 	// Seconds is the duration of the last attempt, and the second field that of all attempts.
 	Seconds float64 `json:"seconds"`
 	Total   float64 `json:"total"`
@@ -187,7 +182,6 @@ func size(bytes int) string {
 
 // Device is an agent's report about its node's device for the other cluster, before and after a transfer.
 type Device struct {
-	// Cluster and Node are those of the agent.
 	Cluster, Node string
 	Before, After *semaphorev1.DeviceStatus
 	// Err is why the agent did not report.
@@ -249,8 +243,7 @@ func routed(routes []string, ip netip.Addr) bool {
 // Service is a Service that a broker created for one of another cluster. The zero value is one that does not exist.
 type Service struct {
 	Namespace, Name string
-	// Sought is the name that was searched for.
-	Sought string
+	Sought          string
 	// Waited is how long verify waited for it, in seconds.
 	Waited float64
 }
@@ -268,7 +261,6 @@ func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
 			c.From, s.Namespace+"/"+s.Name, server, o)
 }
 
-// JudgeDNS judges a request to a name below svc.cluster.REMOTE.
 func JudgeDNS(c Check, name string, server Pod, o Outcome) Check {
 	if o.Reason == NoName {
 		return c.failed(finding.NameUnresolved,

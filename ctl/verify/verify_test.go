@@ -20,7 +20,7 @@ var (
 	strangerPod = Pod{Name: "stranger", Node: "n2", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.5")}}
 	serverPod   = Pod{Name: "server", Node: "n7", IPs: []netip.Addr{netip.MustParseAddr("10.2.7.5")}}
 	serverIP    = serverPod.IPs[0]
-	answered    = Outcome{Answered: true, Answer: Answer{Pod: "server", Node: "n7", Client: "10.1.1.5:40000"},
+	answered    = Outcome{Answered: true, Answer: Answer{Pod: "server", Client: "10.1.1.5:40000"},
 		Seconds: 0.012, Total: 0.4, PathMTU: 1420}
 	timedOut = Outcome{Reason: Timeout, Error: "timeout", Seconds: 3, Total: 30.2}
 )

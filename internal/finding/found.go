@@ -29,8 +29,7 @@ type Finding struct {
 	// Cluster is the affected remote; empty for none, or several.
 	Cluster string
 	// Node is the first affected node, for the command; empty for none.
-	Node string
-	// Count is the number of affected objects.
+	Node  string
 	Count uint64
 	// First are the first of them, Shown at most, each one line that can be printed.
 	First []string

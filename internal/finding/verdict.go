@@ -292,7 +292,6 @@ func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 	return wrong
 }
 
-// maxTexts is how many findings a verdict names.
 const maxTexts = 5
 
 // Text is a finding in a few words: its only line, or its meaning and count.

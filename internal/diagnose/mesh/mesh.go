@@ -200,7 +200,6 @@ func rankOf(code string) int {
 	return len(order)
 }
 
-// traffic adds the traffic of Services that a broker reports.
 func (m *Mesh) traffic(at string, s *semaphorev1.GetStatusResponse) {
 	m.MoreTraffic += max(int(s.GetServiceTrafficTotal())-len(s.GetServiceTraffic()), 0)
 	for _, t := range s.GetServiceTraffic() {
@@ -210,7 +209,6 @@ func (m *Mesh) traffic(at string, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
-// ownNames adds the Services whose own names lead to other clusters.
 func (m *Mesh) ownNames(at string, s *semaphorev1.GetStatusResponse) {
 	m.MoreOwnNames += max(int(s.GetOwnNamesTotal())-len(s.GetOwnNames()), 0)
 	for _, o := range s.GetOwnNames() {
@@ -455,7 +453,6 @@ func several(of []Facts) bool {
 	return slices.ContainsFunc(of[1:], func(f Facts) bool { return f.Server == "" || f.Server != of[0].Server })
 }
 
-// skew compares the versions of all parts.
 func (m *Mesh) skew(all []Facts) {
 	of := map[string][]string{}
 	for _, f := range all {

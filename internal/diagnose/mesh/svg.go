@@ -36,7 +36,6 @@ text.well{fill:var(--well)}text.unknown{fill:var(--unknown)}` +
 .edge.warning{stroke-dasharray:2 5}.edge.error{stroke-dasharray:10 6;stroke-width:4}.edge.unknown{stroke-dasharray:4 4}
 `
 
-// drawing is an SVG that is being written.
 type drawing struct {
 	strings.Builder
 	*Picture
@@ -123,7 +122,6 @@ func (d *drawing) boxes() {
 	}
 }
 
-// labels writes the labels of the edges into their middle.
 func (d *drawing) labels() {
 	for _, e := range d.Edges {
 		a, b := d.places[e.A], d.places[e.B]
