@@ -87,21 +87,16 @@ func (r *Report) Print(w io.Writer, output string) error {
 	}
 	fmt.Fprintf(w, "%s\n%d passed, %d failed, %d unchecked, in %.1f s\n\n",
 		show.Paint(w, colour, show.Printable(r.Verdict)), r.Passed, r.Failed, r.Unchecked, r.Seconds)
-	var text strings.Builder
-	text.WriteString(show.Tabbed(r.table))
-	first := true
+	toDo := "\nTO DO\n"
+	text := show.Tabbed(r.table)
 	for _, c := range r.Checks {
-		if c.Fix == "" {
-			continue
+		if c.Fix != "" {
+			line := fmt.Sprintf("  %s: %s (%s)", c.Code, show.Printable(c.Fix), c.Code.Anchor())
+			text += toDo + strings.Join(finding.Wrap(line, "    ", show.LineWidth), "\n") + "\n"
+			toDo = ""
 		}
-		if first {
-			text.WriteString("\nTO DO\n")
-			first = false
-		}
-		line := fmt.Sprintf("  %s: %s (%s)", c.Code, show.Printable(c.Fix), c.Code.Anchor())
-		fmt.Fprintln(&text, strings.Join(finding.Wrap(line, "    ", show.LineWidth), "\n"))
 	}
-	return show.PrintLines(w, text.String())
+	return show.PrintLines(w, text)
 }
 
 func (r *Report) table(t io.Writer) {

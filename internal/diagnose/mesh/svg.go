@@ -1,8 +1,8 @@
 package mesh
 
 import (
-	"encoding/xml"
 	"fmt"
+	"html"
 	"math"
 	"strings"
 
@@ -54,9 +54,9 @@ func (p *Picture) SVG() string {
 
 	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" `+
 		`role="img" aria-labelledby="t d">`+"\n", width, total, width, total)
-	fmt.Fprintf(d, "<title id=\"t\">%s</title>\n<desc id=\"d\">", escapeXML(p.Verdict))
+	fmt.Fprintf(d, "<title id=\"t\">%s</title>\n<desc id=\"d\">", html.EscapeString(p.Verdict))
 	for _, l := range lines {
-		fmt.Fprintf(d, "%s\n", escapeXML(l.Text))
+		fmt.Fprintf(d, "%s\n", html.EscapeString(l.Text))
 	}
 	fmt.Fprintf(d, "</desc>\n<style>%s</style>\n", style)
 	fmt.Fprintf(d, `<rect class="paper" width="%.0f" height="%.0f"/>`+"\n", width, total)
@@ -66,7 +66,7 @@ func (p *Picture) SVG() string {
 	}
 	for i, line := range titles {
 		fmt.Fprintf(d, `<text class="title %s" x="%d" y="%d">%s</text>`+"\n", state, margin, margin+lineHeight*(i+1),
-			escapeXML(line))
+			html.EscapeString(line))
 	}
 	d.edges()
 	d.boxes()
@@ -78,7 +78,7 @@ func (p *Picture) SVG() string {
 			continue
 		}
 		fmt.Fprintf(d, `<text class="%s" x="%d" y="%.0f">%s %s</text>`+"\n", l.State, margin,
-			d.top+height+float64(lineHeight*(i+1)), l.State.mark(), escapeXML(l.Text))
+			d.top+height+float64(lineHeight*(i+1)), l.State.mark(), html.EscapeString(l.Text))
 	}
 	d.WriteString("</svg>\n")
 	return d.String()
@@ -104,7 +104,7 @@ func (d *drawing) edges() {
 	for _, e := range d.Edges {
 		a, b := d.places[e.A], d.places[e.B]
 		fmt.Fprintf(d, `<path class="edge %s" d="M%.1f %.1fL%.1f %.1f"><title>%s — %s: %s</title></path>`+"\n", e.State,
-			a[0], a[1]+d.top, b[0], b[1]+d.top, escapeXML(d.Boxes[e.A].Name), escapeXML(d.Boxes[e.B].Name), escapeXML(e.Label))
+			a[0], a[1]+d.top, b[0], b[1]+d.top, html.EscapeString(d.Boxes[e.A].Name), html.EscapeString(d.Boxes[e.B].Name), html.EscapeString(e.Label))
 	}
 }
 
@@ -114,10 +114,10 @@ func (d *drawing) boxes() {
 		fmt.Fprintf(d, `<rect class="box %s" x="%.1f" y="%.1f" width="%d" height="%d" rx="8"/>`+"\n", b.State,
 			x-boxWidth/2, y-boxHeight/2, boxWidth, boxHeight)
 		fmt.Fprintf(d, `<text class="name" x="%.1f" y="%.1f" text-anchor="middle">%s %s</text>`+"\n", x,
-			y-float64(9*len(b.Lines))+5, b.State.mark(), escapeXML(text(b.Name, 24)))
+			y-float64(9*len(b.Lines))+5, b.State.mark(), html.EscapeString(text(b.Name, 24)))
 		for j, line := range b.Lines {
 			fmt.Fprintf(d, `<text class="soft" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", x,
-				y+float64(18*(j+1)-9*len(b.Lines))+5, escapeXML(line))
+				y+float64(18*(j+1)-9*len(b.Lines))+5, html.EscapeString(line))
 		}
 	}
 }
@@ -126,7 +126,7 @@ func (d *drawing) labels() {
 	for _, e := range d.Edges {
 		a, b := d.places[e.A], d.places[e.B]
 		fmt.Fprintf(d, `<text class="soft label" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", (a[0]+b[0])/2,
-			(a[1]+b[1])/2+d.top+4, escapeXML(e.Label))
+			(a[1]+b[1])/2+d.top+4, html.EscapeString(e.Label))
 	}
 }
 
@@ -183,10 +183,4 @@ func (p *Picture) hub() int {
 		}
 	}
 	return -1
-}
-
-func escapeXML(s string) string {
-	var out strings.Builder
-	_ = xml.EscapeText(&out, []byte(s)) // to memory
-	return out.String()
 }
