@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,7 +30,6 @@ type verified struct {
 	*apply.Applier
 	number int
 	name   string
-	broker *fleet.Part
 	links  []string
 	image  string
 	// exporterConfig and brokerConfig are the fields of the parts' configuration that verify reads.
@@ -44,31 +42,30 @@ type verified struct {
 }
 
 // openVerified reads the properties of a cluster on which the checks depend.
-func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (_ *verified, err error) {
+func openVerified(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*verified, error) {
 	out := &verified{Applier: apply.New(c, progress), pods: map[string]Pod{}}
-	if out.broker, err = c.Part(ctx, fleet.Broker, ""); err != nil {
+	broker, err := c.Part(ctx, fleet.Broker, "")
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			out.broker.Close()
-		}
-	}()
-	s, err := out.broker.Leading(ctx)
+	defer broker.Close()
+	s, err := broker.Leading(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(cmp.Or(out.broker.Standby, err)).Message())
+		return nil, fmt.Errorf("%s: %s", broker.Where, grpcstatus.Convert(cmp.Or(broker.Standby, err)).Message())
 	}
 	out.name = s.GetCluster()
 	for _, l := range s.GetLinks() {
 		out.links = append(out.links, l.GetCluster())
 	}
-	for part, into := range map[string]*fleet.PartConfig{fleet.Exporter: &out.exporterConfig,
-		fleet.Broker: &out.brokerConfig} {
-		pods, err := c.Pods(ctx, part, "")
+	for _, of := range []struct {
+		part string
+		into *fleet.PartConfig
+	}{{fleet.Exporter, &out.exporterConfig}, {fleet.Broker, &out.brokerConfig}} {
+		pods, err := c.Pods(ctx, of.part, "")
 		if err != nil {
 			return nil, err
 		}
-		*into, _ = c.PartConfig(ctx, pods[0].Config) // one that cannot be read is taken for the usual one
+		*of.into, _ = c.PartConfig(ctx, pods[0].Config) // one that cannot be read is taken for the usual one
 		out.image = pods[0].Image
 	}
 	calico, err := kube.Calico(c.Config)
@@ -227,25 +224,18 @@ func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, be
 	}
 }
 
-// sets returns the broker's sets of pods in a namespace; none without the feature policy. The broker ends a connection
-// that was idle for two minutes, as during measurements, and one through the apiserver cannot be dialled again by
-// itself.
+// sets returns the broker's sets of pods in a namespace; none without the feature policy. A connection that was kept
+// would end: the broker ends one that was idle for two minutes, as during measurements.
 func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
 	if !c.brokerConfig.Has(config.Policy) {
 		return nil, nil
 	}
-	request := &semaphorev1.ListSetsRequest{Namespace: namespace}
-	all, err := fleet.ReceiveSets(ctx, c.broker, request)
-	if grpcstatus.Code(err) != codes.Unavailable {
-		return all, err
-	}
-	again, err := c.Part(ctx, fleet.Broker, "")
+	broker, err := c.Part(ctx, fleet.Broker, "")
 	if err != nil {
 		return nil, err
 	}
-	c.broker.Close()
-	c.broker = again
-	return fleet.ReceiveSets(ctx, c.broker, request)
+	defer broker.Close()
+	return fleet.ReceiveSets(ctx, broker, &semaphorev1.ListSetsRequest{Namespace: namespace})
 }
 
 // removeNamespace deletes a namespace, without a word to the garbage collector, and waits until it no longer exists.
@@ -267,7 +257,7 @@ func (c *verified) awaitNothing(ctx context.Context, namespace string) error {
 		}
 		sets, err := c.sets(ctx, namespace)
 		if err != nil {
-			return "", fmt.Errorf("%s: %s", c.broker.Where, grpcstatus.Convert(err).Message())
+			return "", fmt.Errorf("%s: %s", c.Context, grpcstatus.Convert(err).Message())
 		}
 		if len(services)+len(sets) == 0 {
 			return "", nil

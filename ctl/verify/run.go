@@ -49,13 +49,6 @@ type verifier struct {
 
 // run creates the pods, checks, removes them, and reports. An error means that it could not check.
 func (v *verifier) run(ctx context.Context) (*Report, error) {
-	defer func() {
-		for _, c := range v.clusters {
-			if c != nil {
-				c.broker.Close()
-			}
-		}
-	}()
 	if err := v.open(ctx); err != nil {
 		return nil, err
 	}
