@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -37,12 +36,8 @@ func (c *Objects) IPPools(ctx context.Context) (pools []Pool, resource string, e
 		return nil, "", err
 	}
 	resource = "ippools." + client.GroupVersion.Group
-	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
-		metav1.ListOptions{})
-	if err != nil {
-		return nil, resource, err
-	}
-	for _, p := range list.(*calicov3.IPPoolList).Items {
+	list, err := List[calicov3.IPPool](ctx, c, client.GroupVersion.WithResource("ippools"), "", metav1.ListOptions{})
+	for _, p := range list {
 		prefix, bad := netip.ParsePrefix(p.Spec.CIDR)
 		if bad != nil {
 			err = errors.Join(err, fmt.Errorf("ippool %s: spec.cidr: %w", p.Name, bad))
