@@ -46,8 +46,8 @@ func TestJudgeCalico(t *testing.T) {
 		"not strict": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}, IPAM: fleet.IPAM{Blocks: true}},
 			"PoolsHarmless WARNING:AffinityNotStrict", "calicoctl ipam configure --strictaffinity=true"},
 		"not strict, host-local": {Calico{Pools: []fleet.Pool{own, pool("c2", "10.2.0.0/16")}}, "PoolsHarmless", ""},
-		"forbidden": {Calico{Err: apierrors.NewForbidden(schema.GroupResource{Resource: "ippools"}, "", nil)}, "NOT-CHECKED:CalicoNotRead",
-			"forbidden"},
+		"forbidden": {Calico{Err: apierrors.NewForbidden(schema.GroupResource{Resource: "ippools"}, "", nil)},
+			"NOT-CHECKED:CalicoNotRead", "forbidden"},
 		"down": {Calico{Err: errors.New("refused")}, "WARNING:CalicoUnreadable", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -104,7 +104,8 @@ func (d *drawing) edges() {
 	for _, e := range d.Edges {
 		a, b := d.places[e.A], d.places[e.B]
 		fmt.Fprintf(d, `<path class="edge %s" d="M%.1f %.1fL%.1f %.1f"><title>%s — %s: %s</title></path>`+"\n", e.State,
-			a[0], a[1]+d.top, b[0], b[1]+d.top, html.EscapeString(d.Boxes[e.A].Name), html.EscapeString(d.Boxes[e.B].Name), html.EscapeString(e.Label))
+			a[0], a[1]+d.top, b[0], b[1]+d.top, html.EscapeString(d.Boxes[e.A].Name), html.EscapeString(d.Boxes[e.B].Name),
+			html.EscapeString(e.Label))
 	}
 }
 
