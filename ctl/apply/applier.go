@@ -333,13 +333,13 @@ func (a *Applier) Served(ctx context.Context, definition Ref) error {
 
 // Record returns the record of the cluster's installation; nil for none. It fails for one that it cannot parse.
 func (a *Applier) Record(ctx context.Context) (*Record, error) {
-	found, err := a.Get(ctx, ConfigMapRef(a.Cluster.Namespace, RecordName))
-	if err != nil || found == nil {
+	data, err := a.Objects.ConfigMap(ctx, a.Cluster.Namespace, RecordName)
+	if err != nil || data == nil {
 		return nil, err
 	}
-	r, err := ParseRecord(found)
+	r, err := ParseRecord(data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", a.Cluster.Context, err)
+		return nil, fmt.Errorf("%s: ConfigMap %s: %w", a.Cluster.Context, RecordName, err)
 	}
 	return r, nil
 }

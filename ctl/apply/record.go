@@ -76,27 +76,23 @@ func (r *Record) Object() (*unstructured.Unstructured, error) {
 	}}, nil
 }
 
-// ParseRecord reads a ConfigMap of Record.Object. It fails for one that this cannot have written.
-func ParseRecord(o *unstructured.Unstructured) (*Record, error) {
-	data, _, err := unstructured.NestedStringMap(o.Object, "data")
-	if err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %w", RecordName, err)
-	}
+// ParseRecord reads the data of a ConfigMap of Record.Object. It fails for one that this cannot have written.
+func ParseRecord(data map[string]string) (*Record, error) {
 	r := &Record{Version: data["version"]}
 	if err := yaml.Unmarshal([]byte(data["wishes.yaml"]), &r.Wishes); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: wishes.yaml: %w", RecordName, err)
+		return nil, fmt.Errorf("wishes.yaml: %w", err)
 	}
 	if err := yaml.Unmarshal([]byte(data["values.yaml"]), &r.Values); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: values.yaml: %w", RecordName, err)
+		return nil, fmt.Errorf("values.yaml: %w", err)
 	}
 	for line := range strings.Lines(data["objects"]) {
 		fields := strings.Fields(line)
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("ConfigMap %s: objects: %q names no object", RecordName, strings.TrimSpace(line))
+			return nil, fmt.Errorf("objects: %q names no object", strings.TrimSpace(line))
 		}
 		gv, err := schema.ParseGroupVersion(fields[0])
 		if err != nil {
-			return nil, fmt.Errorf("ConfigMap %s: objects: %w", RecordName, err)
+			return nil, fmt.Errorf("objects: %w", err)
 		}
 		namespace, name, _ := strings.Cut(fields[2], "/")
 		r.Objects = append(r.Objects, Ref{gv.WithKind(fields[1]), namespace, name})
