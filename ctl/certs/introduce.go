@@ -244,20 +244,14 @@ func (o *Word) Judge(ctx context.Context, all []*Introduction) ([]show.Finding, 
 		// The next cluster of this call has to be apart from this one, too.
 		remotes[x.Name] = &known{Remote: preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}}
 		if x.Facts != nil {
-			says := preflight.Remote{Name: x.Name, Pods: x.Pods, Nodes: x.Nodes}
-			if x.Object, err = objectOf(says, x.Bundle, x.Addresses...); err != nil {
-				return nil, err
-			}
 			// The broker lets another cluster of the name in by the operator's word; that word stays.
 			if x.before == nil {
 				x.Source = ""
 			} else if !in.Replace {
 				x.Source = x.before.source
 			}
-			if x.Source != "" {
-				if err := unstructured.SetNestedField(x.Object.Object, x.Source, "spec", "sourceID"); err != nil {
-					return nil, err
-				}
+			if x.Object, err = x.remote(); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -271,18 +265,18 @@ func subnets(all []netip.Prefix) (out []v1alpha1.Subnet) {
 	return out
 }
 
-// objectOf returns the RemoteCluster of a remote. Without addresses of its broker nothing is exported to it. It fails
-// only if JSON cannot hold it.
-func objectOf(r preflight.Remote, bundle []byte, addresses ...string) (*unstructured.Unstructured, error) {
+// remote returns the RemoteCluster. Without addresses of its broker nothing is exported to it. It fails only if JSON
+// cannot hold it.
+func (x *Introduction) remote() (*unstructured.Unstructured, error) {
 	remote := &v1alpha1.RemoteCluster{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
-		ObjectMeta: metav1.ObjectMeta{Name: r.Name},
-		Spec: v1alpha1.RemoteClusterSpec{PodSubnets: subnets(r.Pods), NodeSubnets: subnets(r.Nodes),
-			TrustBundle: string(bundle)},
+		ObjectMeta: metav1.ObjectMeta{Name: x.Name},
+		Spec: v1alpha1.RemoteClusterSpec{PodSubnets: subnets(x.Pods), NodeSubnets: subnets(x.Nodes),
+			TrustBundle: string(x.Bundle), SourceID: x.Source},
 	}
-	if len(addresses) > 0 {
-		remote.Spec.Broker = &v1alpha1.Broker{Address: addresses[0]}
-		for _, other := range addresses[1:] {
+	if len(x.Addresses) > 0 {
+		remote.Spec.Broker = &v1alpha1.Broker{Address: x.Addresses[0]}
+		for _, other := range x.Addresses[1:] {
 			remote.Spec.Broker.OtherAddresses = append(remote.Spec.Broker.OtherAddresses, v1alpha1.BrokerAddress(other))
 		}
 	}

@@ -72,22 +72,18 @@ is disconnected.`,
 	return cmd
 }
 
-func objectsOf(s *semaphorev1.PolicySet) []string {
-	var out []string
+func objectsOf(s *semaphorev1.PolicySet) (out []string) {
 	for _, o := range s.GetObjects() {
-		out = append(out, objectName(o))
+		name := "GlobalNetworkSet " + o.GetName()
+		if o.GetNamespace() != "" {
+			name = "NetworkSet " + o.GetNamespace() + "/" + o.GetName()
+		}
+		out = append(out, name)
 	}
 	if len(out) == 0 {
 		return []string{"-"}
 	}
 	return out
-}
-
-func objectName(o *semaphorev1.SetObject) string {
-	if o.GetNamespace() != "" {
-		return "NetworkSet " + o.GetNamespace() + "/" + o.GetName()
-	}
-	return "GlobalNetworkSet " + o.GetName()
 }
 
 // addresses counts those of the set; an address that is also in a namespace counts once.
