@@ -7,6 +7,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // maxRead bounds the events for which one request for the definitions is made.
@@ -22,6 +24,7 @@ type believed struct {
 	source watch.Interface
 	served func(context.Context) error
 	read   chan watch.Event
+	gone   chan error // what a look found
 	result chan watch.Event
 	stop   context.CancelFunc
 }
@@ -30,8 +33,9 @@ type believed struct {
 func newBelieved(ctx context.Context, source watch.Interface, served func(context.Context) error) watch.Interface {
 	ctx, stop := context.WithCancel(ctx)
 	b := &believed{source: source, served: served, stop: stop, read: make(chan watch.Event, maxRead),
-		result: make(chan watch.Event)}
+		gone: make(chan error), result: make(chan watch.Event)}
 	go b.receive(ctx)
+	go b.poll(ctx)
 	go b.pass(ctx)
 	return b
 }
@@ -57,19 +61,27 @@ func (b *believed) receive(ctx context.Context) {
 	}
 }
 
-// pass passes events on, and asks for the definitions at intervals. An apiserver that does not answer proves nothing.
+// poll asks for the definitions at intervals, until they are gone. An apiserver that does not answer proves nothing.
+func (b *believed) poll(ctx context.Context) {
+	for kube.Sleep(ctx, pollInterval) == nil {
+		if err := b.served(ctx); errors.Is(err, ErrNotServed) {
+			select {
+			case b.gone <- err:
+			case <-ctx.Done():
+			}
+			return
+		}
+	}
+}
+
 func (b *believed) pass(ctx context.Context) {
 	defer close(b.result)
 	defer b.stop()
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
 	for {
 		select {
-		case <-poll.C:
-			if gone := b.served(ctx); errors.Is(gone, ErrNotServed) {
-				b.send(ctx, expired(gone))
-				return
-			}
+		case gone := <-b.gone:
+			b.send(ctx, expired(gone))
+			return
 		case event, open := <-b.read:
 			if !open || !b.passAll(ctx, event) {
 				return

@@ -56,6 +56,7 @@ func (e *notServed) Error() string { return ErrNotServed.Error() + ": " + e.miss
 
 func (e *notServed) Is(target error) bool { return target == ErrNotServed }
 
+// Status implements apierrors.APIStatus.
 func (e *notServed) Status() metav1.Status {
 	return metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable,
 		Code: http.StatusServiceUnavailable, Message: e.Error()}
@@ -162,6 +163,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 	return common[0], nil
 }
 
+// servedBy returns the versions that the definition of a resource serves.
 func (c *Client) servedBy(ctx context.Context, name string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -375,4 +377,5 @@ func (r Resource[T]) Follow(selector string, unread *kube.Unread) *cache.ListWat
 	}
 }
 
+// Example returns an empty object of the type, for informers.
 func (r Resource[T]) Example() T { return kube.Empty[T]() }
