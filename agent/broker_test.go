@@ -2,12 +2,14 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,11 +22,36 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/nodetest"
 )
+
+// refusal returns what the broker that ships finds wrong with a report; nil for nothing.
+func refusal(r *semaphorev1.AgentReport) error {
+	configured := map[string]bool{}
+	for _, d := range r.GetDevices() {
+		configured[d.GetCluster()] = true
+	}
+	session := peering.NewState().Open("c1", "n1", configured)
+	_, err := session.Receive(&semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}})
+	if err != nil {
+		return err
+	}
+	got, err := session.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: r}})
+	if err != nil {
+		return err
+	}
+	for _, problem := range got.Report.Problems {
+		if strings.HasPrefix(problem, "report of ") {
+			return errors.New(problem)
+		}
+	}
+	return nil
+}
 
 const brokerAddress = "127.0.0.1:8444"
 
@@ -261,6 +288,9 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 			b.mu.Lock()
 			if m.GetReport() != nil {
 				b.report = m.GetReport()
+				if err := refusal(b.report); err != nil {
+					gone <- err
+				}
 			}
 			if m.GetApplied() != nil {
 				b.applied = m.GetApplied().GetRevision()

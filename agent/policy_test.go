@@ -66,6 +66,9 @@ listen: {http: "127.0.0.1:0", debugSocket: %q}
 		s.send = func(m *semaphorev1.AttachRequest) {
 			if m.GetReport() != nil {
 				s.report = m.GetReport()
+				if err := refusal(s.report); err != nil {
+					t.Errorf("a broker refuses its report: %v", err)
+				}
 			}
 			if m.GetApplied() != nil {
 				s.sent = append(s.sent, m.GetApplied().GetRevision())

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-semaphore/semaphore/agent/kernel"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -129,4 +131,22 @@ func TestNoIPv6(t *testing.T) {
 			t.Errorf("readyz: %s", page)
 		}
 	})
+}
+
+// TestADeviceThatIsNotUp: whatever step of setting a device the kernel refuses, the broker accepts the node's report.
+func TestADeviceThatIsNotUp(t *testing.T) {
+	for _, step := range []string{"Configure", "LoosenFilter", "SetLink"} {
+		t.Run(step, func(t *testing.T) {
+			policy(t, func(t *testing.T, s *scripted) { // which gives each report to a broker
+				s.kernel.Fail(step, unix.EADDRINUSE)
+				changes := remoteC2("n1")
+				changes[0].GetDevice().Permissive = true
+				s.attach(t, changes...)
+				s.after(5 * time.Second)
+				if devices := s.report.GetDevices(); len(devices) != 1 || devices[0].GetProblem() == "" {
+					t.Errorf("the report has %v", devices)
+				}
+			})
+		})
+	}
 }

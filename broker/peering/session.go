@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -218,6 +219,8 @@ func (s *Session) handleHello(hello *semaphorev1.AgentHello) error {
 	return nil
 }
 
+// checkReport returns what a report says. A device that no agent reports becomes a problem: it costs the node no stream,
+// which has the devices of all remotes.
 func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
 		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d devices exceed the limit of %d",
@@ -233,9 +236,10 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	var reported []string
 	for _, d := range r.GetDevices() {
 		if len(d.GetCluster()) > maxName || len(d.GetInterface()) > maxName {
-			return nil, status.Errorf(codes.InvalidArgument,
+			out.Problems = append(out.Problems, fmt.Sprintf(
 				"report of a device: a cluster of %d and an interface of %d bytes exceed the limit of %d",
-				len(d.GetCluster()), len(d.GetInterface()), maxName)
+				len(d.GetCluster()), len(d.GetInterface()), maxName))
+			continue
 		}
 		if problem := d.GetProblem(); problem != "" {
 			out.Problems = append(out.Problems,
@@ -248,12 +252,13 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 		if t, ok := handshakeStatsOf(d); ok {
 			out.handshakes[d.GetCluster()] = t
 		}
-		if len(d.GetPublicKey()) == 0 {
-			continue // the key is not durable yet
+		if len(d.GetPublicKey()) == 0 || d.GetListenPort() == 0 {
+			continue // the key is not durable yet, or the device is not up
 		}
-		if len(d.GetPublicKey()) != 32 || d.GetListenPort() == 0 || d.GetListenPort() > 65535 {
-			return nil, status.Errorf(codes.InvalidArgument, "report of the device for %s: a key of %d bytes, port %d",
-				d.GetCluster(), len(d.GetPublicKey()), d.GetListenPort())
+		if len(d.GetPublicKey()) != 32 || d.GetListenPort() > 65535 {
+			out.Problems = append(out.Problems, fmt.Sprintf("report of the device for %s: a key of %d bytes, port %d",
+				d.GetCluster(), len(d.GetPublicKey()), d.GetListenPort()))
+			continue
 		}
 		out.Tunnels[d.GetCluster()] = nodes.Tunnel{PublicKey: [32]byte(d.GetPublicKey()),
 			ListenPort: uint16(d.GetListenPort())}

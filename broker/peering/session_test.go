@@ -281,25 +281,37 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }
 
-// TestNamesInReportsAreShort: a report with a cluster or an interface of more than 64 bytes ends the stream, as does
-// any other message that no agent sends.
-func TestNamesInReportsAreShort(t *testing.T) {
+// TestDevicesThatNoAgentReports: a device that is not up has no tunnel. One with a name of more than 64 bytes, a key or a
+// port that there is not is a problem. Neither costs the other devices of the report anything; a message that no agent
+// sends ends the stream.
+func TestDevicesThatNoAgentReports(t *testing.T) {
 	long, longer, key := strings.Repeat("c", 64), strings.Repeat("c", 65), make([]byte, 32)
+	for what, c := range map[string]struct {
+		device   *semaphorev1.DeviceReport
+		problems int
+	}{
+		"a long cluster":    {&semaphorev1.DeviceReport{Cluster: longer, Interface: "wireguard.c2"}, 1},
+		"a long interface":  {&semaphorev1.DeviceReport{Cluster: "c3", Interface: longer}, 1},
+		"a short key":       {&semaphorev1.DeviceReport{Cluster: "c3", PublicKey: key[:31], ListenPort: 1}, 1},
+		"no such port":      {&semaphorev1.DeviceReport{Cluster: "c3", PublicKey: key, ListenPort: 70000}, 1},
+		"it is not up":      {&semaphorev1.DeviceReport{Cluster: "c3", PublicKey: key, Problem: "listen port"}, 1},
+		"names of 64 bytes": {&semaphorev1.DeviceReport{Cluster: long, Interface: long}, 0},
+	} {
+		session := NewState().Open("c1", "n1", map[string]bool{"c2": true, "c3": true})
+		testkit.Value(session.Receive(hello(nil)))(t)
+		got, err := session.Receive(players.Report(c.device,
+			&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 65535}))
+		if err != nil || len(got.Report.Tunnels) != 1 || got.Report.Tunnels["c2"].ListenPort != 65535 ||
+			len(got.Report.Problems) != c.problems {
+			t.Errorf("%s: %+v, %v", what, got.Report, err)
+		}
+	}
 	for what, m := range map[string]*semaphorev1.AttachRequest{
-		"a long cluster":   players.Report(&semaphorev1.DeviceReport{Cluster: longer, Interface: "wireguard.c2"}),
-		"a long interface": players.Report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: longer}),
-		"a short key":      players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key[:31], ListenPort: 1}),
-		"no port":          players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key}),
-		"no such port":     players.Report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000}),
 		"too many devices": players.Report(slices.Repeat([]*semaphorev1.DeviceReport{{}}, maxDevices+1)...),
 		"hello twice":      hello(nil),
 	} {
 		if _, err := open(t, NewState(), nil).Receive(m); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v", what, err)
 		}
-	}
-	for _, d := range []*semaphorev1.DeviceReport{{Cluster: long, Interface: long},
-		{Cluster: "c2", PublicKey: key, ListenPort: 65535}} {
-		testkit.Value(open(t, NewState(), nil).Receive(players.Report(d)))(t)
 	}
 }
