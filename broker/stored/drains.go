@@ -115,7 +115,10 @@ func (d *Drains) Findings() []finding.Finding {
 	if d.foreign != nil {
 		lines = append(lines, d.foreign.Error())
 	}
-	if d.failed != nil && !d.Synced() {
+	switch {
+	case d.failed != nil && d.Synced():
+		lines = append(lines, fmt.Sprintf("changes of drains by others are not known: ConfigMap %s: %v", d.key(), d.failed))
+	case d.failed != nil:
 		lines = append(lines, fmt.Sprintf(
 			"drains are not known, and until they are no service is written: ConfigMap %s: %v", d.key(), d.failed))
 	}
@@ -124,7 +127,7 @@ func (d *Drains) Findings() []finding.Finding {
 	}
 	for _, p := range d.loop.Problems() {
 		since := p.Since.UTC().Format(time.RFC3339)
-		lines = append(lines, fmt.Sprintf("drains that have ended are not removed: %v (since %s)", p.Err, since))
+		lines = append(lines, fmt.Sprintf("%v (since %s)", p.Err, since))
 	}
 	return finding.Lines(finding.DrainsFailed, "", lines)
 }
@@ -157,7 +160,7 @@ func (d *Drains) Run(ctx context.Context) error {
 
 // reconcile publishes the active drains, and removes those that have ended.
 func (d *Drains) reconcile(ctx context.Context, _ string) error {
-	d.belief.Expire(time.Now(), d.key())
+	confirmed := d.confirm(ctx)
 	next := d.publish()
 	if left := d.belief.Left(time.Now(), d.key()); left > 0 {
 		d.loop.EnqueueAfter(DrainsName, left)
@@ -166,13 +169,35 @@ func (d *Drains) reconcile(ctx context.Context, _ string) error {
 		d.loop.EnqueueAfter(DrainsName, min(next.Sub(d.now()), endsEvery))
 	}
 	if cm, ok := d.belief.Get(time.Now(), d.key()); !ok || !writes.Ours(cm) || len(d.over(cm.Data)) == 0 {
-		return nil
+		return confirmed
 	}
-	return d.write(ctx, "remove those that have ended", func(data map[string]string) {
+	return errors.Join(confirmed, d.write(ctx, "drains that have ended are not removed", func(data map[string]string) {
 		for _, key := range d.over(data) {
 			delete(data, key)
 		}
-	})
+	}))
+}
+
+// confirm reads the ConfigMap if the watch did not report an own write in time: it may fail, and what it reported
+// earlier lacks the drain that an operator was promised. Until the read succeeds, the own write counts.
+func (d *Drains) confirm(ctx context.Context) error {
+	d.changing.Lock()
+	defer d.changing.Unlock()
+	wrote, expired := d.belief.Expire(time.Now(), d.key())
+	if !expired {
+		return nil
+	}
+	cm, err := d.kube.CoreV1().ConfigMaps(d.namespace).Get(ctx, DrainsName, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		d.belief.Wrote(time.Now(), d.key(), cm)
+	case apierrors.IsNotFound(err):
+		d.belief.Informed(d.key(), wrote, true)
+	default:
+		d.belief.Wrote(time.Now(), d.key(), wrote)
+		return fmt.Errorf("a change of drains is not confirmed: ConfigMap %s: %w", d.key(), err)
+	}
+	return nil
 }
 
 // over returns the keys of drains that have ended.

@@ -1,16 +1,24 @@
 package stored
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/choice"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -302,6 +311,114 @@ func TestLastPublishedIsNewest(t *testing.T) {
 	if want := "cluster c2, cluster c3"; last != want {
 		t.Errorf("%q was published last, not %q", last, want)
 	}
+}
+
+// A drain of an operator is active until it ends, also while the broker may not watch the ConfigMap, which it reports;
+// and what somebody else then does to the ConfigMap is noticed within a few seconds.
+func TestADrainOutlivesAWatchThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &unwatched{watches: make(chan struct{})}
+		client := kubernetes.NewForConfigOrDie(&rest.Config{QPS: -1, Transport: kubetest.RoundTripper(api.answer),
+			ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+		d := NewDrains(client, "semaphore", func(choice.Drains) {}, options())
+		testkit.Run(t, d.Run)
+		testkit.Must(t, d.Wait(t.Context()))
+		synctest.Wait()
+		api.refuses.Store(true)
+		close(api.watches)
+		is := func(what, want string) {
+			t.Helper()
+			texts := strings.Join(finding.Texts(d.Findings()), "; ")
+			if got := shown(d.Held()); got != want || !strings.Contains(texts, "no list for you") {
+				t.Errorf("%s %q holds, findings %q", what, got, texts)
+			}
+		}
+		testkit.Must(t, d.Add(t.Context(), choice.Drain{Target: choice.Target{Cluster: "c2"}}))
+		time.Sleep(3 * writes.BeliefFor)
+		is("after a while", "cluster c2")
+		api.silent.Store(true)
+		time.Sleep(3 * writes.BeliefFor)
+		is("if no answer comes either", "cluster c2")
+		api.silent.Store(false)
+		api.stored.Store(nil)
+		time.Sleep(2 * writes.BeliefFor)
+		is("after somebody deleted it", "")
+		testkit.Must(t, d.Add(t.Context(), choice.Drain{Target: choice.Target{Cluster: "c3"}}))
+		time.Sleep(3 * writes.BeliefFor)
+		is("made again", "cluster c3")
+		api.watches = make(chan struct{})
+		api.refuses.Store(false)
+		time.Sleep(2 * time.Minute)
+		if texts := finding.Texts(d.Findings()); len(texts) != 0 || shown(d.Held()) != "cluster c3" {
+			t.Errorf("when it may watch again, %q holds, findings %q", shown(d.Held()), texts)
+		}
+		close(api.watches)
+	})
+}
+
+// unwatched is an apiserver with the ConfigMap of drains. Its watches report nothing, and end when watches is closed.
+type unwatched struct {
+	watches chan struct{}
+	stored  atomic.Pointer[corev1.ConfigMap]
+	// refuses makes it refuse lists and watches, and silent makes it answer no read.
+	refuses, silent atomic.Bool
+	writes          atomic.Int64
+}
+
+func (u *unwatched) answer(r *http.Request) (*http.Response, error) {
+	lists, now := r.Method == http.MethodGet && !strings.HasSuffix(r.URL.Path, DrainsName), u.stored.Load()
+	status := func(code int32, reason metav1.StatusReason) (*http.Response, error) {
+		return respond(int(code), metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+			Status: metav1.StatusFailure, Reason: reason, Message: "no list for you", Code: code})
+	}
+	switch {
+	case lists && u.refuses.Load():
+		return status(http.StatusForbidden, metav1.StatusReasonForbidden)
+	case lists && r.URL.Query().Has("sendInitialEvents"):
+		return status(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+	case lists && r.URL.Query().Has("watch"):
+		body, end := io.Pipe()
+		watches := u.watches
+		go func() {
+			select {
+			case <-watches:
+			case <-r.Context().Done():
+			}
+			end.Close()
+		}()
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: body}, nil
+	case lists:
+		list := corev1.ConfigMapList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMapList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(u.writes.Load() + 1)}}
+		if now != nil {
+			list.Items = append(list.Items, *now)
+		}
+		return respond(http.StatusOK, list)
+	case r.Method == http.MethodGet && u.silent.Load():
+		return nil, errors.New("no answer")
+	case r.Method == http.MethodGet && now == nil:
+		return status(http.StatusNotFound, metav1.StatusReasonNotFound)
+	case r.Method == http.MethodGet:
+		return respond(http.StatusOK, now)
+	}
+	out := &corev1.ConfigMap{}
+	if err := json.NewDecoder(r.Body).Decode(out); err != nil {
+		return nil, err
+	}
+	n := fmt.Sprint(u.writes.Add(1))
+	out.TypeMeta, out.ResourceVersion = metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, n
+	if r.Method == http.MethodPost {
+		out.UID = types.UID(n)
+	}
+	u.stored.Store(out)
+	return respond(http.StatusOK, out)
+}
+
+func respond(code int, body any) (*http.Response, error) {
+	data, err := json.Marshal(body)
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(data))}, err
 }
 
 func options() apply.Options {
