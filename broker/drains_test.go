@@ -213,7 +213,7 @@ func TestDrainsFirst(t *testing.T) {
 	}
 	kept := all("configmaps")
 	kept.ResourceNames = []string{"semaphore-broker-remotes"}
-	kubetest.Allow(t, w.admin, "broker", all("services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
+	kubetest.Allow(t, w.admin, "broker", all("endpointslices", "nodes", "pods", "events", "tokenreviews",
 		"globalnetworksets", "ippools", "remoteclusters", "remoteclusters/status", "customresourcedefinitions"), kept,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}})
 	limited := rest.CopyConfig(w.rest)
@@ -248,6 +248,12 @@ func TestDrainsFirst(t *testing.T) {
 	e.Send(players.Deletion(102, players.Member("shop", "barrier", "u2", "barrier", "10.2.1.6")))
 	w.becomes("and no service", others)
 	kubetest.Allow(t, w.admin, "broker", all("configmaps"))
+	eventually(t, "a list that is refused makes the broker not ready", func() (bool, string) {
+		_, page := get("http://" + w.cfg.Listen.HTTP + "/readyz?verbose")
+		return strings.HasPrefix(page, "NotReady, WatchFailed: ") && anyHas(w.status(w.cfg).GetProblems(),
+			"services: the watch fails: ", "forbidden"), page
+	})
+	kubetest.Allow(t, w.admin, "broker", all("services"))
 	// An informer retries after an error within half a minute.
 	for range 400 {
 		if ok, _ := get("http://" + w.cfg.Listen.HTTP + "/readyz"); ok {

@@ -41,6 +41,7 @@ func (p *process) build(cfg *config.Broker) (*broker, error) {
 		adopted: make(chan struct{}, 1),
 	}
 	b.cfg.Store(cfg)
+	b.finders = append(b.finders, b.options.Informers().Failing.Findings)
 	b.Broker = operator.Broker{Config: b.cfg.Load, Federation: p.federation, Release: b.engines.Release,
 		Services: b.services}
 	events.WhenRoom(b.engines.Remind)

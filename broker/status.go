@@ -38,7 +38,7 @@ func (b *broker) synced() error {
 	for _, l := range b.loops {
 		if !l.Synced() && (!l.calico || b.calico.Problem() == "") && (!l.mcs || b.mcs.Problem() == "") {
 			return finding.Because(fmt.Errorf("%s: those of the cluster are not known yet", l.kind.Plural()),
-				l.Findings()...)
+				append(l.Findings(), b.options.Informers().Failing.Findings()...)...)
 		}
 	}
 	return nil

@@ -2,7 +2,11 @@ package apply
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
@@ -25,7 +30,33 @@ import (
 type InformerOptions struct {
 	// Errors counts failed lists and watches, by kind of object.
 	Errors *prometheus.CounterVec
-	Log    *slog.Logger
+	// Failing has those that fail now.
+	Failing *Failing
+	Log     *slog.Logger
+}
+
+// Failing are the lists and watches of the own cluster that fail now: what they would report is not known, and objects
+// that others changed cannot be written.
+type Failing struct {
+	mu sync.Mutex
+	// lines have the kind and the last error of each, by its Store.
+	lines map[any]string
+}
+
+func (f *Failing) set(of any, kind writes.ObjectKind, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.lines, of)
+		return
+	}
+	f.lines[of] = fmt.Sprintf("%s: the watch fails: %v", kind.Plural(), err)
+}
+
+func (f *Failing) Findings() []finding.Finding {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return finding.Lines(finding.WatchFailed, "", slices.Sorted(maps.Values(f.lines)))
 }
 
 // Watch describes which objects of one type are watched, and how.
@@ -41,14 +72,21 @@ type Watch[T writes.Object] struct {
 	// Saw receives each change: object is the new state, or the last one of a deleted object; before is the previous
 	// state, nil for a new object.
 	Saw func(before, object T, gone bool)
-	// Failed, if not nil, receives the error of each failed attempt to list or to watch, and nil after one that succeeds.
+	// Failed, if not nil, reports failures in place of InformerOptions.Failing: it receives the error of each failed
+	// attempt to list or to watch, and nil after one that succeeds.
 	Failed func(error)
+	// Unserved, if not nil, is called when the cluster does not serve the type.
+	Unserved func()
 }
 
 // Run watches into a store until ctx ends, and returns ctx's error. Once Saw has received all that there was, it calls
 // synced, and returns that error. It fails if client-go refuses a handler.
 func (f Watch[T]) Run(ctx context.Context, opts InformerOptions, into *Store[T],
 	synced func(context.Context) error) error {
+	if f.Failed == nil {
+		f.Failed = func(err error) { opts.Failing.set(into, f.Kind, err) }
+		defer f.Failed(nil)
+	}
 	informer, saw, err := f.informer(opts)
 	if err != nil {
 		return err
@@ -71,9 +109,13 @@ func (f Watch[T]) Run(ctx context.Context, opts InformerOptions, into *Store[T],
 func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cache.ResourceEventHandlerRegistration,
 	error) {
 	failed := func(ctx context.Context, _ string, attempt int, err error) {
-		opts.watchError(ctx, string(f.Kind), attempt, err)
-		if f.Failed != nil && ctx.Err() == nil {
-			f.Failed(err)
+		if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+			return // the informer lists again without our help
+		}
+		opts.watchError(string(f.Kind), attempt, err)
+		f.Failed(err)
+		if f.Unserved != nil && apierrors.IsNotFound(err) {
+			f.Unserved()
 		}
 	}
 	watched := cache.ToListWatcherWithWatchListSemantics(f.answered(kube.RetryWhileAway(f.ListWatch, failed)),
@@ -110,20 +152,17 @@ func (f Watch[T]) informer(opts InformerOptions) (cache.SharedIndexInformer, cac
 	return informer, saw, err
 }
 
-// answered passes nil to Failed when a list or a watch succeeds: an informer reports only errors.
+// answered passes to Failed what an informer does not report: that a list or a watch succeeds, or comes too often.
 func (f Watch[T]) answered(lw *cache.ListWatch) *cache.ListWatch {
 	return kube.Asking(lw, func(_ context.Context, _ string, request func() error) {
-		if request() == nil && f.Failed != nil {
-			f.Failed(nil)
+		if err := request(); err == nil || apierrors.IsTooManyRequests(err) {
+			f.Failed(err)
 		}
 	})
 }
 
 // watchError counts errors of an informer, and logs the first of several.
-func (opts InformerOptions) watchError(ctx context.Context, kind string, attempt int, err error) {
-	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return // the informer lists again without our help
-	}
+func (opts InformerOptions) watchError(kind string, attempt int, err error) {
 	opts.Errors.WithLabelValues(kind).Inc()
 	if attempt == 1 {
 		opts.Log.Warn("cannot list or watch; the broker retries", "kind", kind, "error", err)

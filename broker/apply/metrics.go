@@ -19,6 +19,7 @@ type Metrics struct {
 	reg         prometheus.Registerer
 	writes      *prometheus.CounterVec
 	watchErrors *prometheus.CounterVec
+	failing     Failing
 	restored    *prometheus.CounterVec
 	delayed     *prometheus.CounterVec
 }
@@ -28,6 +29,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Loops:       reconcile.NewMetrics("semaphore_broker", reg),
 		Propagation: report.NewTracker(reg),
 		reg:         reg,
+		failing:     Failing{lines: map[any]string{}},
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_writes_total",
 			Help: "Writes to the apiserver, by kind of object, operation (create, update, delete, replace, patch) and result " +

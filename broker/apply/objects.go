@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -72,7 +71,7 @@ type Options struct {
 }
 
 func (o Options) Informers() InformerOptions {
-	return InformerOptions{Errors: o.Metrics.watchErrors, Log: o.Log}
+	return InformerOptions{Errors: o.Metrics.watchErrors, Failing: &o.Metrics.failing, Log: o.Log}
 }
 
 // Objects reconciles the objects of one type: it drives a writes.Machine with an informer and a client.
@@ -208,8 +207,8 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 			o.observe(name)
 			o.loop.Enqueue(name)
 		},
-		Failed: func(err error) {
-			if apierrors.IsNotFound(err) && connection.unserved != nil {
+		Unserved: func() {
+			if connection.unserved != nil {
 				unserved()
 			}
 		},

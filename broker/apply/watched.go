@@ -38,7 +38,7 @@ func (w *Watched[T]) Run(ctx context.Context) error {
 // Synced reports whether the objects are known: each change from now on is reported.
 func (w *Watched[T]) Synced() bool { return w.synced.Load() }
 
-// Findings returns nothing: Synced shows a failing list.
+// Findings returns nothing: InformerOptions.Failing has a list or a watch that fails.
 func (*Watched[T]) Findings() []finding.Finding { return nil }
 
 // NewNamespaces watches the cluster's namespaces. It calls changed with each of the first list and with each change, in

@@ -86,10 +86,10 @@ var (
 		Act{Command: "kubectl get KIND NAME -o yaml"})
 )
 
-// An exporter.
+// An exporter, and a broker's watch.
 var (
 	WatchFailed = define(Status, Error, "WatchFailed", "a watch of the own cluster fails",
-		Act{Command: "kubectl -n semaphore logs deploy/semaphore-exporter"})
+		Act{Command: "semaphorectl status"})
 	NoSource = define(Status, Warning, "NoSource", "the exporter cannot detect an apiserver that lags",
 		Act{Command: "kubectl auth can-i get namespaces/kube-system --as system:serviceaccount:semaphore:semaphore-exporter"})
 	ConditionsUnwritten = define(Status, Warning, "ConditionsUnwritten",
