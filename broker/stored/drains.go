@@ -346,6 +346,9 @@ func (d *Drains) write(ctx context.Context, what string, change func(data map[st
 			d.belief.Wrote(time.Now(), d.key(), out)
 			d.publish()
 			d.loop.Enqueue(DrainsName)
+			if !writes.Ours(out) || !maps.Equal(out.Data, want.Data) {
+				return fmt.Errorf("%s: ConfigMap %s: a mutating webhook or policy changed the write", what, d.key())
+			}
 			return nil
 		}
 		if !apierrors.IsConflict(last) && !apierrors.IsAlreadyExists(last) && !(there && apierrors.IsNotFound(last)) {

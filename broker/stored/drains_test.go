@@ -356,6 +356,29 @@ func TestADrainOutlivesAWatchThatFails(t *testing.T) {
 	})
 }
 
+// A drain that admission takes out of the ConfigMap, or whose ConfigMap it takes from the broker, is not confirmed.
+func TestADrainThatAdmissionDropsIsRefused(t *testing.T) {
+	for name, drops := range map[string]func(*corev1.ConfigMap){
+		"key":   func(cm *corev1.ConfigMap) { cm.Data = nil },
+		"label": func(cm *corev1.ConfigMap) { cm.Labels = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := &unwatched{watches: make(chan struct{}), admits: drops}
+				client := kubernetes.NewForConfigOrDie(&rest.Config{QPS: -1, Transport: kubetest.RoundTripper(api.answer),
+					ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+				d := NewDrains(client, "semaphore", func(choice.Drains) {}, options())
+				testkit.Run(t, d.Run)
+				testkit.Must(t, d.Wait(t.Context()))
+				err := d.Add(t.Context(), choice.Drain{Target: choice.Target{Cluster: "c2"}})
+				if err == nil || !strings.Contains(err.Error(), "changed the write") || shown(d.Held()) != "" {
+					t.Errorf("%v; %q holds", err, shown(d.Held()))
+				}
+			})
+		})
+	}
+}
+
 // unwatched is an apiserver with the ConfigMap of drains. Its watches report nothing, and end when watches is closed.
 type unwatched struct {
 	watches chan struct{}
@@ -363,6 +386,8 @@ type unwatched struct {
 	// refuses makes it refuse lists and watches, and silent makes it answer no read.
 	refuses, silent atomic.Bool
 	writes          atomic.Int64
+	// admits, if not nil, changes what is written.
+	admits func(*corev1.ConfigMap)
 }
 
 func (u *unwatched) answer(r *http.Request) (*http.Response, error) {
@@ -410,6 +435,9 @@ func (u *unwatched) answer(r *http.Request) (*http.Response, error) {
 	out.TypeMeta, out.ResourceVersion = metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, n
 	if r.Method == http.MethodPost {
 		out.UID = types.UID(n)
+	}
+	if u.admits != nil {
+		u.admits(out)
 	}
 	u.stored.Store(out)
 	return respond(http.StatusOK, out)
