@@ -39,11 +39,10 @@ func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) 
 		problem: kube.NewProblem(log), judged: kube.NewProblem(log)}
 }
 
-// Load reads what an earlier process wrote. It waits until the apiserver answers: without that, Save would leave out a
-// remote whose port must stay. Without a right to the ConfigMap it reads nothing: Save cannot write either. It fails
-// only if ctx ends.
+// Load reads what an earlier process wrote. It waits until the apiserver gives it, also without the right to the
+// ConfigMap: without what it has, Save would leave out a remote whose port must stay. It fails only if ctx ends.
 func (b *Bounds) Load(ctx context.Context) error {
-	object, _, err := earlier(ctx, b.config, func(err error) {
+	object, err := earlier(ctx, b.config, func(err error) {
 		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: %v", err))
 	})
 	if object != nil {

@@ -154,7 +154,7 @@ func TestJudgedOnce(t *testing.T) {
 }
 
 // TestStoredIsRestored: ConfigMaps of bounds and of objects in effect that somebody deletes or changes are restored at
-// the next look, and a new process continues from what is stored.
+// the next look, and a new process continues from what is stored. A memory that may not be read is not an empty one.
 func TestStoredIsRestored(t *testing.T) {
 	api := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(api)
@@ -206,13 +206,17 @@ func TestStoredIsRestored(t *testing.T) {
 		}
 	}
 
-	// A new process, while the port of c2 in its status is that of c3. The apiserver fails at its first request.
-	var asked atomic.Bool
+	// A new process, while the port of c2 in its status is that of c3. The apiserver fails at its first request, and
+	// refuses the second.
+	var asked atomic.Int32
 	failing := rest.CopyConfig(api)
 	failing.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
-			if !asked.Swap(true) {
+			switch asked.Add(1) {
+			case 1:
 				return nil, errors.New("broken for the test")
+			case 2:
+				return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody, Request: r}, nil
 			}
 			return next.RoundTrip(r)
 		})
@@ -224,12 +228,17 @@ func TestStoredIsRestored(t *testing.T) {
 	if read() != want || len(next.Problems()) != 1 {
 		t.Errorf("with one port for two: %s\nwant %s\n%v", read(), want, next.Problems())
 	}
+	asked.Store(1)
+	loaded, err := NewStore(kubernetes.NewForConfigOrDie(failing), namespace, "kept", log).Load(t.Context())
+	if must(err); len(loaded) != 2 {
+		t.Errorf("after a refusal these are loaded: %v", loaded)
+	}
 	// One object that cannot be read takes nothing from the others.
-	_, err := maps.Patch(t.Context(), "kept", "application/merge-patch+json",
+	_, err = maps.Patch(t.Context(), "kept", "application/merge-patch+json",
 		[]byte(`{"data":{"remotes.json":"{\"c2\":{\"name\":\"c2\",\"created\":7},\"c3\":{\"name\":\"c3\"}}"}}`),
 		metav1.PatchOptions{})
 	must(err)
-	loaded, err := NewStore(client, namespace, "kept", log).Load(t.Context())
+	loaded, err = NewStore(client, namespace, "kept", log).Load(t.Context())
 	if must(err); len(loaded) != 1 || loaded["c3"].Name != "c3" {
 		t.Errorf("loaded are %v", loaded)
 	}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -30,14 +29,14 @@ func NewStore(client kubernetes.Interface, namespace, name string, log *slog.Log
 	return &Store{config: kept, problem: kube.NewProblem(log), log: log}
 }
 
-// Load reads the stored objects. It waits until the apiserver answers; if the part has no right to the ConfigMap, it
-// returns none. It leaves out an object that cannot be read. It fails only if ctx ends.
+// Load reads the stored objects. It waits until the apiserver gives them, also without the right to the ConfigMap: with
+// none, what was in effect would end. It leaves out an object that cannot be read. It fails only if ctx ends.
 func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
-	object, known, err := earlier(ctx, s.config, func(err error) {
+	object, err := earlier(ctx, s.config, func(err error) {
 		s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: %v", err))
 	})
 	objects, problem := remotes.Objects{}, ""
-	if err != nil || !known {
+	if err != nil {
 		return objects, err
 	}
 	if object != nil && object.Data[remotes.StoredKey] != "" {
@@ -52,20 +51,16 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 	return objects, nil
 }
 
-// earlier reads what an earlier process kept; nil for nothing. It calls failed after each attempt that fails, and tries
-// again until the apiserver answers; known is false without a right to read it. It fails only if ctx ends.
-func earlier(ctx context.Context, kept *leader.Kept, failed func(error)) (object *corev1.ConfigMap, known bool,
-	err error) {
+// earlier reads what an earlier process kept; nil for nothing. It calls failed after each attempt that fails, a refused
+// one too, and tries again. It fails only if ctx ends.
+func earlier(ctx context.Context, kept *leader.Kept, failed func(error)) (object *corev1.ConfigMap, err error) {
 	for {
 		if object, err = kept.Get(ctx); err == nil {
-			return object, true, nil
+			return object, nil
 		}
 		failed(err)
-		if apierrors.IsForbidden(err) {
-			return nil, false, nil
-		}
 		if err := kube.Sleep(ctx, again); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
 }
