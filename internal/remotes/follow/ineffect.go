@@ -165,7 +165,7 @@ func (e *InEffect) Findings() []finding.Finding {
 	roots := e.roots
 	e.mu.Unlock()
 	return slices.Concat(finding.Lines(finding.RemotesUnread, "", e.Problems()),
-		finding.Lines(finding.RemotesUnwritten, "", append(e.store.problem.Lines(), e.Status.problem.Lines()...)),
+		finding.Lines(finding.RemotesUnwritten, "", append(e.store.problem.Lines(), e.Status.problems()...)),
 		finding.Lines(finding.StoredRestored, "", e.store.config.Reports()),
 		finding.Line(finding.TrustBundleUnusable, "", roots))
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +20,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/finding"
-	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -34,8 +34,7 @@ const heardEvery = time.Minute
 type StatusWriter struct {
 	client  dynamic.Interface
 	manager string
-	// problem is why the status of an object is not written.
-	problem *kube.Problem
+	log     *slog.Logger
 
 	mu      sync.Mutex
 	written map[types.UID]written
@@ -44,11 +43,12 @@ type StatusWriter struct {
 type written struct {
 	status v1alpha1.RemoteClusterStatus
 	at     time.Time
-	failed bool
+	// problem is why the status is not written; empty if it is.
+	problem string
 }
 
 func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger) *StatusWriter {
-	return &StatusWriter{client: client, manager: manager, problem: kube.NewProblem(log), written: map[types.UID]written{}}
+	return &StatusWriter{client: client, manager: manager, log: log, written: map[types.UID]written{}}
 }
 
 // Unreported is the condition Ready of an object before the broker reports it. The CustomResourceDefinition has it as
@@ -89,11 +89,11 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 	}
 	now := time.Now()
 	switch {
-	case have && last.failed && now.Sub(last.at) < again:
+	case have && last.problem != "" && now.Sub(last.at) < again:
 		return
-	case have && !last.failed && same(last.status, want, true) && !heardLater(last.status, want):
+	case have && last.problem == "" && same(last.status, want, true) && !heardLater(last.status, want):
 		return
-	case have && !last.failed && same(last.status, want, false) && now.Sub(last.at) < countsEvery:
+	case have && last.problem == "" && same(last.status, want, false) && now.Sub(last.at) < countsEvery:
 		return
 	}
 	err := w.write(ctx, o, want)
@@ -105,10 +105,25 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		problem = fmt.Sprintf("the status of RemoteCluster %s is not written: %v", o.Name, err)
 	}
-	w.problem.Set(problem)
+	if problem != "" && problem != last.problem {
+		w.log.Warn(problem)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.written[o.UID] = written{want, now, problem != ""}
+	w.written[o.UID] = written{want, now, problem}
+}
+
+// problems returns why the status of objects is not written, a line each.
+func (w *StatusWriter) problems() (lines []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, was := range w.written {
+		if was.problem != "" {
+			lines = append(lines, was.problem)
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }
 
 // Keep forgets the written status of other objects than these.
