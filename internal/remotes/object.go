@@ -45,6 +45,13 @@ func Of(r *v1alpha1.RemoteCluster, definition types.UID) Object {
 
 func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
+// Replaces reports whether an object was created for another cluster than was, which had its name and is deleted. A
+// restored one has the same subnets and roots. One under another definition is judged as a change: was may be lost.
+func (o Object) Replaces(was Object) bool {
+	return o.UID != was.UID && o.Definition == was.Definition &&
+		(o.Spec.TrustBundle != was.Spec.TrustBundle || !slices.Equal(o.Spec.PodSubnets, was.Spec.PodSubnets))
+}
+
 type Objects map[string]Object
 
 // StoredKey is the key of the ConfigMap semaphore-PART-remotes in which a part stores its objects in effect, JSON.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -150,6 +151,44 @@ func TestJudgedOnce(t *testing.T) {
 	}
 	if other.Encryption = config.Permissive; judge(other) == first {
 		t.Error("bounds are not judged with another configuration")
+	}
+}
+
+// TestAnotherClustersObject: an object that was deleted and created again for another cluster inherits nothing from the
+// first one, even if no decision was made between. One that was restored keeps what it had.
+func TestAnotherClustersObject(t *testing.T) {
+	own, first := ownBroker(t), inEffect("c2", 1, 7775, "10.2.0.0/16")
+	first.UID, first.Definition, first.SourceID = "1", "d1", "first"
+	with := func(uid, definition types.UID, subnet v1alpha1.Subnet, bundle string) remotes.Object {
+		o := inEffect("c2", 2, 0, subnet)
+		o.UID, o.Definition, o.Spec.TrustBundle = uid, definition, bundle
+		return o
+	}
+	for name, test := range map[string]struct {
+		object     remotes.Object
+		once, then string
+	}{
+		"other subnets":              {with("2", "d1", "10.9.0.0/16", ""), "", "[10.9.0.0/16] "},
+		"subnets that are refused":   {with("2", "d1", "10.1.0.0/16", ""), "", ""},
+		"another trust bundle":       {with("2", "d1", "10.2.0.0/16", "#"), "", ""},
+		"restored":                   {with("2", "d1", "10.2.0.0/16", ""), "[10.2.0.0/16] first", "[10.2.0.0/16] first"},
+		"changed":                    {with("1", "d1", "10.9.0.0/16", ""), "[10.9.0.0/16] first", "[10.9.0.0/16] first"},
+		"after its definition ended": {with("2", "d2", "10.9.0.0/16", ""), "[10.9.0.0/16] first", "[10.9.0.0/16] first"},
+	} {
+		f := New(nil, nil, nil)
+		e := &InEffect{Follower: f, setRoots: func(map[string]string) error { return nil },
+			before: remotes.Objects{"c2": first}}
+		f.apply(func(tr *remotes.Tracker) { tr.Put(test.object) })
+		for _, want := range []string{test.once, test.then} {
+			d, _ := e.Decide(own, nil)
+			got := ""
+			if o, ok := d.InEffect["c2"]; ok {
+				got = fmt.Sprint(o.Spec.PodSubnets, " ", o.SourceID)
+			}
+			if got != want {
+				t.Errorf("%s: %q is in effect, want %q", name, got, want)
+			}
+		}
 	}
 }
 

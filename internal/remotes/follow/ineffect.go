@@ -106,13 +106,17 @@ func (e *InEffect) Decide(own *config.Broker, ports func(before, objects remotes
 	if !known {
 		return nil, false
 	}
-	for name, o := range objects { // the status says what was decided and heard: each minute something else
-		o.Status = v1alpha1.RemoteClusterStatus{}
-		objects[name] = o
-	}
 	e.mu.Lock()
 	before, last := e.before, e.decided
 	e.mu.Unlock()
+	for name, o := range objects {
+		if was, had := before[name]; had && o.Replaces(was) {
+			delete(objects, name) // one decision is that the first one was deleted; the next look adds this one as new
+			continue
+		}
+		o.Status = v1alpha1.RemoteClusterStatus{} // it says what was decided and heard: each minute something else
+		objects[name] = o
+	}
 	if last != nil && reflect.DeepEqual(objects, e.objects) && reflect.DeepEqual(own, e.own) {
 		return last, false
 	}
