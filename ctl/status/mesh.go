@@ -91,7 +91,8 @@ func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, tim
 		len(answers), len(pods)))
 }
 
-// brokerPods returns a line for each pod of the broker that does not run, and one with the number of those that do.
+// brokerPods returns a line with the number of the broker's pods, and one for each of the first three: its phase, and
+// what its containers wait for.
 func brokerPods(ctx context.Context, c *fleet.Cluster) ([]string, error) {
 	pods, err := c.PodObjects(ctx, fleet.Broker, "")
 	if err != nil {
