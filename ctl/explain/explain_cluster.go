@@ -24,7 +24,7 @@ func readFor(ctx context.Context, c *fleet.Objects, namespace, name string) (*po
 		err = errors.New("it does not exist")
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("--to %s/%s: %w", namespace, name, err)
+		return nil, nil, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
 	}
 	out := &policy.Cluster{}
 	unread := func(format string, args ...any) { out.Unread = append(out.Unread, fmt.Sprintf(format, args...)) }

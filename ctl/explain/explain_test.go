@@ -162,7 +162,7 @@ spec:
 	out = explain("for a pod of an unknown cluster", show.ExitWrong, "c9/shop/gone", "--port", "5432")
 	says(out, `the broker of c1 has no remote "c9"`)
 	if _, code, err := ctltest.Run(t, "explain", "--socket", socket, "--kubeconfig", kubeconfig, "--from", "10.2.0.5",
-		"--to", "default/nobody"); code != 1 || !strings.Contains(err.Error(), "default/nobody") {
+		"--to", "default/nobody"); code != 1 || !strings.HasPrefix(err.Error(), "pod default/nobody: ") {
 		t.Errorf("to a pod that is not there: %d, %v", code, err)
 	}
 

@@ -846,7 +846,10 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 
 func (g *pathGatherer) targetNode(ctx context.Context) *policy.Node {
 	node, err := fleet.Get[corev1.Node](ctx, g.target.objects, fleet.NodesGVR, "", g.facts.Target.Node)
-	if err != nil || node == nil {
+	if err == nil && node == nil {
+		err = errors.New("it does not exist")
+	}
+	if err != nil {
 		g.notRead(finding.PathFarNode, "node %s of %s: %v", g.facts.Target.Node, g.target.name, err)
 		return nil
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"net/http"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/ctl/explain/policy"
@@ -94,5 +96,24 @@ func TestOwnName(t *testing.T) {
 		if f, _ := look(text); f != nil {
 			t.Errorf("%s: %+v", text, f)
 		}
+	}
+}
+
+// TestWhatDoesNotExistIsSaid: a node and a pod that the apiserver does not have are named, with this reason.
+func TestWhatDoesNotExistIsSaid(t *testing.T) {
+	empty := kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody, Request: r}, nil
+	})
+	objects := testkit.Value(fleet.New("c2", &rest.Config{Host: "http://c2", Transport: empty}))(t)
+	g := &pathGatherer{target: &side{name: "c2", objects: objects}, facts: &policy.Facts{
+		Target: policy.Pod{Node: "m1"}, NotRead: map[finding.Code][]string{}}}
+	node := g.targetNode(t.Context())
+	if said := g.facts.NotRead[finding.PathFarNode]; node != nil || len(said) != 1 ||
+		said[0] != "node m1 of c2: it does not exist" {
+		t.Errorf("of a node: %v, %q", node, said)
+	}
+	if _, _, err := readFor(t.Context(), objects, "shop", "web"); err == nil ||
+		err.Error() != "pod shop/web: it does not exist" {
+		t.Errorf("of a pod: %v", err)
 	}
 }
