@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/test/testkit"
 	"github.com/kube-semaphore/semaphore/test/testkit/kubetest"
@@ -306,5 +307,19 @@ func TestServiceImports(t *testing.T) {
 	imported("later", "")
 	if mine, err := client.Exports().Get(ctx, "shop", "mine"); err != nil || len(mine.Status.Conditions) > 0 {
 		t.Errorf("%v: the conditions are %v", err, mine.Status.Conditions)
+	}
+
+	// It does also while ServiceExports are not served, and leaves those of others.
+	testkit.Value(api.Create(ctx, &mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo",
+		Labels: map[string]string{naming.LabelManagedBy: naming.ManagedByBroker}}, Spec: theirs.Spec}))(t)
+	testkit.Must(t, crds.Delete(ctx, mcsv1beta1.ServiceExportFullName, metav1.DeleteOptions{}))
+	eventually(t, "only ServiceImports are served", func() (bool, string) {
+		_, err := crds.Get(ctx, mcsv1beta1.ServiceExportFullName, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+	out.Reset()
+	if err := operator.Run(ctx, w.cfg, operator.Options{}, &out); err != nil || out.String() !=
+		"removed serviceimport shop/echo\n1 removed\n" {
+		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -65,10 +65,14 @@ func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) erro
 	c.slices(cfg.MirrorNamespace, writes.Owned)
 	// Those that route the broker's own Services to the leader: nothing else deletes them.
 	c.slices(cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace), discoveryv1.LabelManagedBy+"="+leader.ManagedBy)
+	// ServiceImports go also where the feature is off by now, and where ServiceExports are not served. The API stays.
+	for _, version := range mcs.Versions {
+		c.written(writes.ServiceImport, schema.GroupVersion{Group: mcsv1beta1.GroupName, Version: version},
+			metav1.NamespaceAll, writes.Owned, "")
+	}
 	if client, err := mcs.New(rest, writes.FieldManager); err != nil {
-		c.fail("serviceimports and conditions of serviceexports", err)
+		c.fail("conditions of serviceexports", err)
 	} else {
-		c.imports(client)
 		c.conditions(client)
 	}
 	c.slices(metav1.NamespaceAll, writes.OwnedImportSlices) // also where the API is not served any more
@@ -174,19 +178,6 @@ func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
 				return api.Delete(c.ctx, name, *metav1.NewPreconditionDeleteOptions(string(object.UID)))
 			})
 		}
-	}
-}
-
-// imports removes ServiceImports, also where the feature is off by now. The API and the ServiceExports stay.
-func (c *cleaner) imports(client *mcs.Client) {
-	version, err := client.Version(c.ctx)
-	switch {
-	case errors.Is(err, mcs.ErrNotServed): // then there are none
-	case err != nil:
-		c.fail("listing serviceimports", err)
-	default:
-		c.written(writes.ServiceImport, schema.GroupVersion{Group: mcsv1beta1.GroupName, Version: version},
-			metav1.NamespaceAll, writes.Owned, "")
 	}
 }
 

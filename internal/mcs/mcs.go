@@ -37,8 +37,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// versions of the API that this package reads, best first. Their schemas are the same.
-var versions = []string{"v1beta1", "v1alpha1"}
+// Versions are those of the API that this package reads, best first. Their schemas are the same.
+var Versions = []string{"v1beta1", "v1alpha1"}
 
 // names are those of the CustomResourceDefinitions: the API is served when both are.
 var names = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
@@ -148,7 +148,7 @@ func (d *definition) served(name string) ([]string, error) {
 // Version returns the version in which the cluster serves both ServiceExports and ServiceImports. If there is none, the
 // error is an ErrNotServed that names the definition to apply.
 func (c *Client) Version(ctx context.Context) (string, error) {
-	common := versions
+	common := Versions
 	for _, name := range names {
 		served, err := c.servedBy(ctx, name)
 		if err != nil {
