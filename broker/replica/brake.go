@@ -3,10 +3,12 @@ package replica
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/gaissmai/bart"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -24,7 +26,7 @@ import (
 // A retained object remains unchanged, whatever happens to the stream, until the remote exports it again, or exports
 // so many objects again that the rest is no mass withdrawal, or confirms the withdrawal with another complete snapshot
 // at least Brake.Hold later, or an operator releases it. It is also released when its room is needed for objects that
-// the remote exports.
+// the remote exports, and a node when its key or a pod CIDR is.
 //
 // A kind that the remote's exporter no longer exports is retained completely until the operator releases it. Then it is
 // complete, as after a snapshot without objects.
@@ -140,21 +142,49 @@ func (r *Replica) withdraw(k *kind, key Key, now time.Time, result *Result) (rem
 
 // releaseSince removes the objects that are retained since a time or longer.
 func (k *kind) releaseSince(latest time.Time, of semaphorev1.Kind, now time.Time, why string, result *Result) {
-	var free []Key
-	for key, w := range k.retained {
-		if !w.since.After(latest) {
-			free = append(free, key)
-		}
+	if k.releaseIf(func(key Key) bool { return !k.retained[key].since.After(latest) }, of, why, result) {
+		k.resetPeak(now)
 	}
-	if len(free) == 0 {
-		return
+}
+
+// releaseIf removes those of the retained objects that are free to go.
+func (k *kind) releaseIf(goes func(Key) bool, of semaphorev1.Kind, why string, result *Result) bool {
+	free := slices.SortedFunc(maps.Keys(k.retained), Key.Compare)
+	if free = slices.DeleteFunc(free, func(key Key) bool { return !goes(key) }); len(free) == 0 {
+		return false
 	}
-	slices.SortFunc(free, Key.Compare)
 	for _, key := range free {
 		result.Changes = append(result.Changes, k.release(key))
 	}
 	result.Released = append(result.Released, Released{of, len(free), why})
-	k.resetPeak(now)
+	return true
+}
+
+// releaseReplaced removes the retained nodes whose key or pod CIDR another node has that the remote exports: the two
+// cannot both have it.
+func (k *kind) releaseReplaced(of semaphorev1.Kind, result *Result) {
+	if of != semaphorev1.Kind_KIND_NODE || len(k.retained) == 0 {
+		return
+	}
+	keys, cidrs := map[string]bool{}, &bart.Lite{}
+	for key, h := range k.objects {
+		if _, back := k.retained[key]; !back && !isEmpty(h.object) {
+			keys[string(h.object.GetNode().GetWireguard().GetPublicKey())] = true
+			for _, cidr := range h.object.GetNode().GetPodCidrs() {
+				if prefix, err := netip.ParsePrefix(cidr); err == nil {
+					cidrs.Insert(prefix)
+				}
+			}
+		}
+	}
+	delete(keys, "")
+	k.releaseIf(func(key Key) bool {
+		n := k.objects[key].object.GetNode()
+		return keys[string(n.GetWireguard().GetPublicKey())] || slices.ContainsFunc(n.GetPodCidrs(), func(cidr string) bool {
+			prefix, err := netip.ParsePrefix(cidr)
+			return err == nil && cidrs.OverlapsPrefix(prefix)
+		})
+	}, of, "another node has their key or pod CIDR", result)
 }
 
 // resetPeak makes the current number of exported objects the reference for later withdrawals.
@@ -165,8 +195,9 @@ func (k *kind) resetPeak(now time.Time) {
 	}
 }
 
-// releaseIfRecovered removes the retained objects once the sender exports enough again.
+// releaseIfRecovered removes the retained objects that others replace, and all once the sender exports enough again.
 func (r *Replica) releaseIfRecovered(k *kind, of semaphorev1.Kind, now time.Time, result *Result) {
+	k.releaseReplaced(of, result)
 	if n := len(k.retained); n == 0 || r.brake.Brakes(k.peakBeforeBrake-k.exported(), k.peakBeforeBrake) ||
 		r.brake.Brakes(n, len(k.objects)) {
 		return

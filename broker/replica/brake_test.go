@@ -3,6 +3,7 @@ package replica
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -500,4 +501,75 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 		changed(t, b.take(changes(upsert(11, kMember, "m0", "hollow"),
 			upsert(12, kMember, "m1", "bad"))), "~m0 -m1")
 	})
+}
+
+// TestR24ANodeThatAnotherReplacesIsReleased: a retained node keeps neither its key nor its pod CIDRs from another node
+// that its remote exports, whichever comes first.
+func TestR24ANodeThatAnotherReplacesIsReleased(t *testing.T) {
+	node := func(revision uint64, name string, key, subnet int) *semaphorev1.Change {
+		c := upsert(revision, kNode, name, "a")
+		c.GetUpsert().GetNode().PodCidrs = []string{fmt.Sprintf("10.2.%d.0/24", subnet)}
+		c.GetUpsert().GetNode().Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: []byte(fmt.Sprint("key", key))}
+		return c
+	}
+	var all, gone []*semaphorev1.Change
+	for i := 1; i <= 45; i++ {
+		if all = append(all, node(uint64(i), fmt.Sprint("n", i), i, i)); i > 15 {
+			gone = append(gone, remove(uint64(i+100), kNode, fmt.Sprint("n", i)))
+		}
+	}
+	wider := node(201, "m1", 201, 45)
+	wider.GetUpsert().GetNode().PodCidrs = []string{"10.2.44.0/23"}
+	for name, c := range map[string]struct {
+		node *semaphorev1.Change
+		want string
+	}{
+		"the pod CIDR":          {node(201, "m1", 201, 45), "+m1 -n45"},
+		"a wider pod CIDR":      {wider, "+m1 -n44 -n45"},
+		"the key":               {node(201, "m1", 45, 201), "+m1 -n45"},
+		"the key and the CIDR":  {node(201, "m1", 44, 45), "+m1 -n44 -n45"},
+		"neither":               {node(201, "m1", 201, 201), "+m1"},
+		"none, as it is hollow": {upsert(201, kNode, "m1", "hollow"), "+m1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun := func() *braked {
+				b := &braked{Replica: newReplica(), t: t, now: now}
+				b.SetLimits(config.Limits{},
+					config.Brake{Percent: 50, AtLeast: 10, Hold: config.Duration{Duration: time.Hour}})
+				b.s = b.Open()
+				b.take(hello("e1", 45, 0, kNode), begin(kNode, 45), changes(all...), end(kNode, 45, 45))
+				return b
+			}
+			b := begun()
+			if b.take(changes(gone...)); b.Retained(kNode, 0).Total != 8 {
+				t.Fatalf("%d are retained", b.Retained(kNode, 0).Total)
+			}
+			b.now = b.now.Add(10 * time.Minute)
+			changed(t, b.take(changes(c.node)), c.want)
+			consistent(t, b.Replica)
+			n := len(strings.Fields(c.want)) - 1
+			if got := b.Retained(kNode, 0).Total; got != 8-n {
+				t.Errorf("%d are retained then", got)
+			}
+
+			b = begun() // the other one comes first
+			b.take(changes(&semaphorev1.Change{Revision: 50, Change: c.node.Change}))
+			b.take(changes(gone...))
+			first := 7 // of 46 nodes
+			if name == "none, as it is hollow" {
+				first = 8
+			}
+			if got := b.Retained(kNode, 0).Total; got != first-n {
+				t.Errorf("%d are retained after it came", got)
+			}
+
+			b = begun() // and in a snapshot
+			b.s = b.Open()
+			if b.take(hello("e2", 201, 0, kNode), begin(kNode, 201), changes(append(all[:15:15], c.node)...),
+				end(kNode, 201, 16)); b.Retained(kNode, 0).Total != 30-n {
+				t.Errorf("%d are retained after a snapshot", b.Retained(kNode, 0).Total)
+			}
+			consistent(t, b.Replica)
+		})
+	}
 }
