@@ -270,10 +270,11 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		}
 		s = nil
 	}
-	unused := choice.UnusedIn(o)
+	unused, outside := choice.UnusedIn(o), false
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
 		if len(e.Addresses) == 0 || !w.inPodSubnets(cluster, e.Addresses) {
+			outside = outside || len(e.Addresses) > 0 && len(w.subnets[cluster]) > 0
 			continue
 		}
 		k := replica.EndpointKey{PortGroup: g, Address: e.Addresses[0]}
@@ -295,6 +296,9 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		} else { // the slice limit was higher before
 			w.appendTo(w.sliceWithRoom(h, g), k, m)
 		}
+	}
+	if s == nil && outside { // no snapshot needs to confirm this
+		w.ended[name], w.ofSlices[name] = cluster, Touched{Name: name, Service: service, Namespace: h.of.namespace}
 	}
 	w.collect(t, cluster)
 }

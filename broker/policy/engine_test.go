@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -134,4 +135,51 @@ func TestHoldersOfARemovedRemote(t *testing.T) {
 	of("10.2.0.2", "c2/shop/b(u2) in web 31-now; c2/shop/b(u2) in web ?-20")
 	of("10.2.0.3", "")
 	of("10.4.0.1", "c4/shop/d(u4) in web 10-now")
+}
+
+// TestSubnetsOfASilentRemote: an existing set of a remote that has not been heard stays, but for what is outside of the
+// remote's subnets now, whether these changed before the broker began or later.
+func TestSubnetsOfASilentRemote(t *testing.T) {
+	const name = "c2-shop-web"
+	within := func(subnet string) []config.Remote {
+		return []config.Remote{{Name: "c2", PodPrefixes: []netip.Prefix{netip.MustParsePrefix(subnet)}}}
+	}
+	unknown, absent := fmt.Sprint(writes.Unknown), fmt.Sprint(writes.Absent)
+	for nets, want := range map[string]string{
+		"10.2.0.1/32 10.2.9.1/32": "[10.2.0.1/32]",
+		"10.2.9.1/32":             absent,
+		"10.2.0.1/32":             unknown,
+	} {
+		existing := &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels: map[string]string{naming.LabelSourceCluster: "c2"}, Annotations: map[string]string{
+				naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: "web"}},
+			Spec: calicov3.GlobalNetworkSetSpec{Nets: strings.Fields(nets)}}
+		for _, first := range []string{"10.2.0.0/16", "10.2.0.0/24"} {
+			e, loop := engine(time.Now, "c2"), &woken{}
+			e.Bind(loop)
+			is := func(when, want string) {
+				t.Helper()
+				a := e.DesiredGlobal().Want(name, "c2")
+				got := fmt.Sprint(a.Verdict)
+				if a.Verdict == writes.Present {
+					got = fmt.Sprint(a.Object.Spec.Nets)
+				}
+				if got != want || a.Object != nil && (a.Object.Labels["d/name"] != "web" || a.Object.Name != name) {
+					t.Errorf("%s, within %s %s: it becomes %s, %v; want %s", nets, first, when, got, a.Object, want)
+				}
+			}
+			e.Follow([]config.Remote{{Name: "c2"}})
+			e.DesiredGlobal().Observed(name, existing, true)
+			is("not bounded", unknown)
+			e.Follow(within(first))
+			if first != "10.2.0.0/24" {
+				is("at first", unknown)
+				e.Follow(within("10.2.0.0/24"))
+			}
+			is("in the end", want)
+			if queued := slices.Contains(loop.names, name); queued != (want != unknown) {
+				t.Errorf("%s: it is queued: %v", nets, queued)
+			}
+		}
+	}
 }

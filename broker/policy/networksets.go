@@ -250,12 +250,12 @@ func desired[T writes.Pointer[O], O any](e *Engine, k *objectKind, to func(*cali
 		Want: func(name, owner string) writes.Answer[T] {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
-			return answer(e, k, owner, to, func() Decision { return k.plan.Set(name, e.now()) })
+			return answer(e, k, name, owner, to, k.plan.Set)
 		},
 		Reserve: func(name, owner string) writes.Answer[T] {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			return answer(e, k, owner, to, func() Decision { return k.plan.Reserve(name, e.now()) })
+			return answer(e, k, name, owner, to, k.plan.Reserve)
 		},
 		Urgent: func(name string) bool {
 			e.mu.RLock()
@@ -284,20 +284,27 @@ func desired[T writes.Pointer[O], O any](e *Engine, k *objectKind, to func(*cali
 }
 
 // answer returns the answer for a decision about a name. The caller must hold mu.
-func answer[T writes.Pointer[O], O any](e *Engine, k *objectKind, owner string, to func(*calicov3.GlobalNetworkSet) T,
-	decide func() Decision) writes.Answer[T] {
+func answer[T writes.Pointer[O], O any](e *Engine, k *objectKind, name, owner string,
+	to func(*calicov3.GlobalNetworkSet) T, decide func(name string, now time.Time) Decision) (a writes.Answer[T]) {
+	as := func(set *calicov3.GlobalNetworkSet, mayGo func(owner string) bool) writes.Answer[T] {
+		var want T
+		if set != nil {
+			want = to(set)
+		}
+		return writes.Decide(want, set != nil, owner, mayGo)
+	}
 	// The first snapshot of a remote comes in parts: until the last of them, an existing set has addresses that the plan
 	// lacks.
-	if g := k.retained.Of(owner); k.namespacesUnknown || g != nil && !g.Heard() {
-		return writes.Answer[T]{Verdict: writes.Unknown}
+	if g := k.retained.Of(owner); !k.namespacesUnknown && (g == nil || g.Heard()) {
+		d := decide(name, e.now())
+		a = as(d.Set, k.retained.MayDelete)
+		a.Again = d.Again
 	}
-	d := decide()
-	var want T
-	if d.Set != nil {
-		want = to(d.Set)
+	if a.Verdict == writes.Unknown {
+		if set, outside := k.plan.Inside(name, owner); outside {
+			a = as(set, func(string) bool { return true })
+		}
 	}
-	a := writes.Decide(want, d.Set != nil, owner, k.retained.MayDelete)
-	a.Again = d.Again
 	return a
 }
 

@@ -218,6 +218,29 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 	return d
 }
 
+// Inside returns what an existing object of a remote is without the addresses outside of the remote's subnets, nil if it
+// has no others, and whether it has such addresses. Nothing keeps these: neither a remote's silence nor the brake.
+func (p *Plan) Inside(name, cluster string) (set *calicov3.GlobalNetworkSet, outside bool) {
+	r := p.remotes[cluster]
+	if r == nil || !slices.ContainsFunc(r.observed[name], r.isOutside) {
+		return nil, false
+	}
+	nets := slices.DeleteFunc(slices.Clone(r.observed[name]), r.isOutside)
+	for _, ip := range nets {
+		for _, at := range r.placements[ip] {
+			if at.object == name {
+				return p.object(name, at.set, nets), true
+			}
+		}
+	}
+	return nil, true
+}
+
+// isOutside reports whether an address cannot be that of a pod of the remote.
+func (r *remote) isOutside(ip netip.Addr) bool {
+	return len(r.subnets) > 0 && !slices.ContainsFunc(r.subnets, func(s netip.Prefix) bool { return s.Contains(ip) })
+}
+
 // heldRemovals returns the decision to delay the removal of IPs from an object that in does not have, and the set that
 // they belong to.
 func (p *Plan) heldRemovals(name string, in map[netip.Addr]bool, now time.Time) (d Decision, keeper setRef) {

@@ -106,7 +106,9 @@ type Plan struct {
 
 // remote is one remote cluster. The pod subnets of remotes do not overlap, so neither do their IPs.
 type remote struct {
-	pods map[podRef]*pod
+	// subnets are those of the pods; none for no bounds.
+	subnets []netip.Prefix
+	pods    map[podRef]*pod
 	// claims are the pods that have an IP, oldest claim first.
 	claims map[netip.Addr][]*pod
 	// placements are the existing objects that contain an IP.
@@ -182,6 +184,7 @@ func (p *Plan) configure(remotes []config.Remote) {
 				inFlightByObject: map[string][]netip.Addr{},
 			}
 		}
+		p.remotes[r.Name].subnets = r.PodPrefixes
 		if longer := longerThan(r.Name, remotes); len(longer) > 0 {
 			p.longer[r.Name] = longer
 		}
@@ -200,7 +203,8 @@ func longerThan(name string, remotes []config.Remote) (longer []string) {
 }
 
 // Follow replaces the configured remotes. A new remote begins without pods, the pods of a missing one are withdrawn,
-// and the others continue. Their sets get other names where that depends on the remotes.
+// and the others continue. Their sets get other names where that depends on the remotes. Objects with addresses outside of
+// changed subnets are touched, too; see Inside.
 func (p *Plan) Follow(remotes []config.Remote) []Touched {
 	var touched []Touched
 	for _, cluster := range slices.Sorted(maps.Keys(p.remotes)) {
@@ -216,7 +220,23 @@ func (p *Plan) Follow(remotes []config.Remote) []Touched {
 		}
 		delete(p.remotes, cluster)
 	}
-	return append(touched, p.rename(func() { p.configure(remotes) })...)
+	before := map[string][]netip.Prefix{}
+	for cluster, r := range p.remotes {
+		before[cluster] = r.subnets
+	}
+	touched = append(touched, p.rename(func() { p.configure(remotes) })...)
+	for _, cluster := range slices.Sorted(maps.Keys(before)) {
+		r := p.remotes[cluster]
+		if slices.Equal(before[cluster], r.subnets) {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.observed)) {
+			if slices.ContainsFunc(r.observed[name], r.isOutside) {
+				touched = append(touched, Touched{Name: name, Cluster: cluster})
+			}
+		}
+	}
+	return touched
 }
 
 // rename calls change, and gives the sets whose names depend on it the names that they have then.

@@ -233,7 +233,16 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 			}
 		}
 	}
-	if want == nil || have != nil && origin(have.Labels, have.Annotations) != origin(want.Labels, want.Annotations) {
+	outside := func(ip string) bool { // of the subnets, so that nothing keeps it
+		s := b.w.sourceNamed(have.Labels[naming.LabelSourceCluster])
+		return s != nil && !s.owns(ip)
+	}
+	empties := len(had) > 0
+	for ip := range had {
+		empties = empties && outside(ip)
+	}
+	if want == nil && !empties ||
+		want != nil && have != nil && origin(have.Labels, have.Annotations) != origin(want.Labels, want.Annotations) {
 		b.known("set", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SET_MEMBER)
 	}
 	for ip := range has {
@@ -255,7 +264,7 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] && !b.d.inAnother(name, have, ip) {
 			b.w.fail("I2", "broker %d of %s takes %s out of set %s, where a pod has it", b.id, b.d.name, ip, name)
 		}
-		if !has[ip] {
+		if !has[ip] && !outside(ip) {
 			b.known("set", name, cluster, semaphorev1.Kind_KIND_SET_MEMBER)
 		}
 	}
