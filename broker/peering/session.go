@@ -219,7 +219,7 @@ func (s *Session) handleHello(hello *semaphorev1.AgentHello) error {
 	return nil
 }
 
-// checkReport returns what a report says. A device that no agent reports becomes a problem: it costs the node no stream,
+// checkReport returns what a report says. A device that no agent reports becomes a problem. It does not end the stream,
 // which has the devices of all remotes.
 func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {

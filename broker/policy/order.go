@@ -218,8 +218,8 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 	return d
 }
 
-// Inside returns what an existing object of a remote is without the addresses outside of the remote's subnets, nil if it
-// has no others, and whether it has such addresses. Nothing keeps these: neither a remote's silence nor the brake.
+// Inside returns what an existing object of a remote is without the addresses outside of the remote's subnets, nil if
+// it has no others, and whether it has such addresses. Nothing keeps these: neither a remote's silence nor the brake.
 func (p *Plan) Inside(name, cluster string) (set *calicov3.GlobalNetworkSet, outside bool) {
 	r := p.remotes[cluster]
 	if r == nil || !slices.ContainsFunc(r.observed[name], r.isOutside) {

@@ -203,8 +203,8 @@ func longerThan(name string, remotes []config.Remote) (longer []string) {
 }
 
 // Follow replaces the configured remotes. A new remote begins without pods, the pods of a missing one are withdrawn,
-// and the others continue. Their sets get other names where that depends on the remotes. Objects with addresses outside of
-// changed subnets are touched, too; see Inside.
+// and the others continue. Their sets get other names where that depends on the remotes. Touched are, too, the
+// objects with addresses outside of changed subnets; see Inside.
 func (p *Plan) Follow(remotes []config.Remote) []Touched {
 	var touched []Touched
 	for _, cluster := range slices.Sorted(maps.Keys(p.remotes)) {

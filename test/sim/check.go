@@ -234,8 +234,9 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 		}
 	}
 	outside := func(ip string) bool { // of the subnets, so that nothing keeps it
-		s := b.w.sourceNamed(have.Labels[naming.LabelSourceCluster])
-		return s != nil && !s.owns(ip)
+		of := have.Labels[naming.LabelSourceCluster]
+		_, configured := b.complete[of]
+		return configured && !b.w.sourceNamed(of).owns(ip)
 	}
 	empties := len(had) > 0
 	for ip := range had {
