@@ -281,8 +281,8 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }
 
-// TestDevicesThatNoAgentReports: a device that is not up has no tunnel. One with a name of more than 64 bytes, or with a
-// key or a port that cannot be, is a problem. Neither costs the other devices of the report anything. A message that no
+// TestDevicesThatNoAgentReports: a device that is not up has no tunnel. One whose name has more than 64 bytes, or with a
+// key or port that cannot be, is a problem. Neither costs the report's other devices anything. A message that no
 // agent sends ends the stream.
 func TestDevicesThatNoAgentReports(t *testing.T) {
 	long, longer, key := strings.Repeat("c", 64), strings.Repeat("c", 65), make([]byte, 32)
