@@ -416,7 +416,7 @@ func TestReports(t *testing.T) {
 	})
 	t.Run("one that makes no sense", func(t *testing.T) {
 		stream := attach(t, b.conn, token)
-		testkit.Must(t, stream.Send(report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})))
+		testkit.Must(t, stream.Send(report(slices.Repeat([]*semaphorev1.DeviceReport{{}}, maxDevices+1)...)))
 		if err := end(stream); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v", err)
 		}

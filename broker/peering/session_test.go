@@ -281,9 +281,9 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }
 
-// TestDevicesThatNoAgentReports: a device that is not up has no tunnel. One whose name has more than 64 bytes, or with a
-// key or port that cannot be, is a problem. Neither costs the report's other devices anything. A message that no
-// agent sends ends the stream.
+// TestDevicesThatNoAgentReports: a device that is not up has no tunnel. One whose name has more than 64 bytes, or whose
+// key or port cannot be, is a problem. Neither costs the report's other devices anything. A message that no agent sends
+// ends the stream.
 func TestDevicesThatNoAgentReports(t *testing.T) {
 	long, longer, key := strings.Repeat("c", 64), strings.Repeat("c", 65), make([]byte, 32)
 	for what, c := range map[string]struct {
