@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -25,21 +24,28 @@ import (
 // confd/etc/calico/confd/templates, calico_export_to_bgp_peers). A node whose agent starts later would then have the
 // route of another node in place of its own (submariner-io/submariner, pull request 3156).
 func Pools(config func() *config.Broker) writes.Desired[*calicov3.IPPool] {
-	all := func() map[string]*calicov3.IPPool {
-		pools := map[string]*calicov3.IPPool{}
+	subnets := func(yield func(cluster string, subnet netip.Prefix) bool) {
 		for _, r := range config().Remotes {
 			for _, subnet := range r.PodPrefixes {
-				pool := pool(r.Name, subnet)
-				pools[pool.Name] = pool
+				if !yield(r.Name, subnet) {
+					return
+				}
 			}
 		}
-		return pools
 	}
 	return writes.Desired[*calicov3.IPPool]{
-		Names: func() []string { return slices.Sorted(maps.Keys(all())) },
+		Names: func() (names []string) {
+			for cluster, subnet := range subnets {
+				names = append(names, naming.Pool(cluster, subnet.String()))
+			}
+			slices.Sort(names)
+			return names
+		},
 		Want: func(name, _ string) writes.Answer[*calicov3.IPPool] {
-			if pool, ok := all()[name]; ok {
-				return writes.Answer[*calicov3.IPPool]{Verdict: writes.Present, Object: pool}
+			for cluster, subnet := range subnets {
+				if naming.Pool(cluster, subnet.String()) == name {
+					return writes.Answer[*calicov3.IPPool]{Verdict: writes.Present, Object: pool(cluster, subnet)}
+				}
 			}
 			return writes.Answer[*calicov3.IPPool]{Verdict: writes.Absent}
 		},
